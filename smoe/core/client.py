@@ -1,0 +1,53 @@
+"""EngineClient: the one face of an engine that command line, server, benchmarks and library see."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from smoe.core.model_info import ModelInfo
+from smoe.core.request import Delta, Request
+from smoe.core.stats import EngineStats
+
+
+class EngineClient(Protocol):
+    """Whether one process or a cluster is behind it makes no difference to the caller.
+
+    Calls may come from any thread, except that only one thread polls. After `shutdown` every call raises
+    RuntimeError.
+    """
+
+    def info(self) -> ModelInfo:
+        """The loaded model. Does not change over the life of the client."""
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Raises RequestError (and queues none of them) when one cannot ever run."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests early; each unfinished one yields a last delta with finish_reason `abort`. Unknown ids are ignored."""
+        ...
+
+    def poll(self, timeout_s: float | None = None) -> list[Delta]:
+        """Deltas since the last call, in the order they happened; waits for at least one.
+
+        Returns an empty list after `timeout_s`, or at once when no request is in flight.
+        """
+        ...
+
+    def decode_text(self, token_ids: Sequence[int]) -> str | None:
+        """Text of token ids, or None when the model folder has no tokenizer."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of text. Raises RequestError when the model folder has no tokenizer."""
+        ...
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation under the model's chat template. Raises RequestError without tokenizer."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def shutdown(self) -> None:
+        """Stop workers and free memory; requests in flight end with `abort`. Idempotent."""
+        ...

@@ -1,0 +1,46 @@
+"""EngineConfig: everything that decides how an engine runs, checked when it is made."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from smoe.core.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16"]
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """`model` is a folder or `builtin`. Limits are in tokens; None takes the model's own or a size that fits.
+
+    `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident.
+    `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests.
+    """
+
+    model: str = "builtin"
+    dtype: DType = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    expert_memory: str = "all"
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    threads: int | None = None
+    seed: int = 0
+    record_routes: str | None = None
+    record_fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        from smoe.core.expert_memory import ExpertMemory
+
+        if self.dtype not in DTYPES:
+            raise ConfigError("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        ExpertMemory.parse(self.expert_memory)
+        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(name, getattr(self, name), f"integer >= {low}")
+        for name in ("max_model_len", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(name, value, "integer >= 1")
+        if not 0.0 < self.record_fraction <= 1.0:
+            raise ConfigError("record_fraction", self.record_fraction, "above 0 up to 1")

@@ -1,0 +1,56 @@
+"""How much memory experts may take: slots, a fraction, bytes, `all` or `auto`."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from smoe.core.errors import ConfigError
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_HELP = "slots (48), a fraction (0.25 or 25%), bytes (500MB, 2GiB), `all` or `auto`"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMemory:
+    """`value` is slots, a fraction of all experts in (0, 1], or bytes, as `kind` says; 0 for `all` and `auto`."""
+
+    kind: Literal["slots", "fraction", "bytes", "all", "auto"]
+    value: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str, field: str = "expert_memory") -> "ExpertMemory":
+        """Raises ConfigError on anything that is not one of the five forms, or is not above zero."""
+        word = text.strip()
+        if word in ("all", "auto"):
+            return cls("all" if word == "all" else "auto")
+        match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(%|[kKmMgGtT][iI]?[bB]?|[bB])?", word)
+        if not match:
+            raise ConfigError(field, text, _HELP)
+        number, unit = float(match[1]), match[2] or ""
+        if number <= 0:
+            raise ConfigError(field, text, f"above zero: {_HELP}")
+        if unit == "%" or (not unit and "." in match[1]):
+            fraction = number / 100 if unit else number
+            if fraction > 1:
+                raise ConfigError(field, text, "a fraction is at most 1 (100%)")
+            return cls("fraction", fraction)
+        if not unit:
+            return cls("slots", number)
+        return cls("bytes", number * _UNITS[unit.upper().rstrip("B")])
+
+    def slots(self, *, num_experts_total: int, slot_bytes: int, free_bytes: int, field: str = "expert_memory") -> int:
+        """Whole slots of `slot_bytes` this buys, never more than `num_experts_total`. `auto` takes `free_bytes`.
+
+        Raises ConfigError when that is less than one slot.
+        """
+        by_kind = {
+            "slots": self.value,
+            "fraction": self.value * num_experts_total,
+            "bytes": self.value // slot_bytes,
+            "all": num_experts_total,
+            "auto": free_bytes // slot_bytes,
+        }
+        count = min(int(by_kind[self.kind]), num_experts_total)
+        if count < 1:
+            raise ConfigError(field, f"{self.kind} {self.value:g}", f"at least one expert of {slot_bytes} bytes")
+        return count

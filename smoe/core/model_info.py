@@ -1,0 +1,27 @@
+"""What the layers above the models need to know about a loaded model, without torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """`moe_layers[i]` is the decoder layer index of the i-th MoE layer; `expert_bytes` is one expert of one layer.
+
+    `fingerprint` identifies the weights (hash of config and tensor index) in route traces and placements.
+    """
+
+    name: str
+    family: str
+    fingerprint: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    num_layers: int
+    moe_layers: tuple[int, ...]
+    num_experts: int
+    top_k: int
+    expert_bytes: int
+    dense_bytes: int
+    eos_token_ids: tuple[int, ...]
+    has_tokenizer: bool
+    lossy: bool = False

@@ -1,0 +1,74 @@
+"""What the scheduler asks of the devices in one step, and what they answer. Plain and picklable."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from smoe.core.model_info import ModelInfo
+from smoe.core.request import TokenLogprob
+from smoe.core.sampling import SamplingParams
+from smoe.core.stats import ExpertStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanPlan:
+    """Consecutive new tokens of one sequence.
+
+    `kv_start` is the sequence's first row in the KV arena and `past` the rows already filled, so the new rows land
+    at kv_start + past. `state_slot` names its recurrent state (Qwen3-Next); a span with past = 0 starts from a
+    zero state. `sample` is set when the last row's logits choose a token: the parameters, and in
+    `sample_index` how many tokens the request has generated so far (with the seed it fixes the random number).
+    """
+
+    request_id: str
+    state_slot: int
+    kv_start: int
+    past: int
+    token_ids: tuple[int, ...]
+    sample: SamplingParams | None = None
+    sample_index: int = 0
+    seed: int = 0
+    record: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    spans: tuple[SpanPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """Exactly one of `token_id` and `error` is set; `error` is "numeric: ..." or "store: ..."."""
+
+    token_id: int | None
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """`tokens[i]` answers `plan.spans[i]`; None for a span that samples nothing and met no error."""
+
+    tokens: tuple[SampledToken | None, ...]
+
+
+class Executor(Protocol):
+    """Runs steps on the devices that hold the model: one process, or a group of Ray shards."""
+
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows of the KV arena that sequences may use."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step. An error of one span is in its result; an exception means the devices are lost."""
+        ...
+
+    def expert_stats(self) -> ExpertStats: ...
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError when an invariant of caches or transfers is broken; called when idle."""
+        ...
+
+    def shutdown(self) -> None: ...

@@ -1,0 +1,65 @@
+"""One step's rows: the new tokens of several sequences, concatenated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from smoe.kernels import Rows
+
+RouteSink = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Called by every MoE layer with (decoder layer, ids_TK i32, weights_TK f32, logits_TE f32)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """T rows. `rows` says where each row's KV lives; `state_slots[s]` is the recurrent state of span s.
+
+    `logit_rows_M` are the rows whose logits are wanted.
+    """
+
+    token_ids_T: torch.Tensor
+    rows: Rows
+    state_slots: tuple[int, ...]
+    logit_rows_M: torch.Tensor
+    route_sink: RouteSink | None = None
+
+    @classmethod
+    def build(
+        cls,
+        spans: "list[tuple[list[int] | tuple[int, ...], int, int, int]]",
+        *,
+        logit_rows: list[int] | None = None,
+        device: torch.device | str = "cpu",
+        route_sink: RouteSink | None = None,
+    ) -> "Batch":
+        """From spans (token_ids, kv_start, past, state_slot); `logit_rows=None` wants each span's last row."""
+        ids: list[int] = []
+        starts: list[int] = []
+        positions: list[int] = []
+        layout: list[tuple[int, int, int, int]] = []
+        last: list[int] = []
+        for token_ids, kv_start, past, _ in spans:
+            count = len(token_ids)
+            layout.append((len(ids), count, kv_start, past))
+            ids.extend(token_ids)
+            starts.extend([kv_start] * count)
+            positions.extend(range(past, past + count))
+            last.append(len(ids) - 1)
+        packed = torch.tensor([ids, starts, positions], dtype=torch.int64, device=device)
+        wanted = last if logit_rows is None else logit_rows
+        return cls(
+            token_ids_T=packed[0],
+            rows=Rows(packed[1], packed[2], tuple(layout)),
+            state_slots=tuple(span[3] for span in spans),
+            logit_rows_M=torch.tensor(wanted, dtype=torch.int64, device=device),
+            route_sink=route_sink,
+        )
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What layers share within one forward: the batch, and cos/sin per RopeSpec (made on first use)."""
+
+    batch: Batch
+    rope: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)

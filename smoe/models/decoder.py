@@ -1,0 +1,77 @@
+"""The decoder: embedding, layers of attention and MLP on a residual stream, final norm and head."""
+
+from collections.abc import Mapping
+
+import torch
+
+from smoe.kernels import LayerNorm, Linear, RMSNorm
+from smoe.models.attention import GQAAttention
+from smoe.models.bank import ExpertBank
+from smoe.models.batch import Batch, StepContext
+from smoe.models.delta import DeltaAttention
+from smoe.models.kv import KVCache
+from smoe.models.mla import MLAAttention
+from smoe.models.mlp import DenseMLP, MoEBlock
+from smoe.models.rope import RopeTables
+from smoe.models.spec import DecoderSpec, DeltaSpec, GQASpec, MoESpec
+
+Params = Mapping[str, torch.Tensor]
+
+
+class Decoder:
+    """`params` uses our dotted names (`embed`, `layers.3.attn.qkv.weight`, `norm.weight`, `head.weight`, ...).
+
+    Forward is row-wise except for attention: a row's logits do not depend on what else is in the batch.
+    """
+
+    def __init__(self, spec: DecoderSpec, params: Params, bank: ExpertBank, *, dtype: torch.dtype) -> None:
+        self.spec, self.dtype = spec, dtype
+        self._embed = params["embed"]
+        self._rope = RopeTables(spec)
+        self._layers = [
+            (_attention(spec, i, params, self._rope), _mlp(spec, i, params, bank)) for i in range(len(spec.layers))
+        ]
+        head = params["embed"] if spec.tied_head else params["head.weight"]
+        norm = make_norm(spec, params, "norm")
+        self._head_norm = norm
+        self._head = Linear(head, params.get("head.bias"), out_dtype=torch.float32)
+
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        """Logits [M, V] fp32 of `batch.logit_rows_M`. Writes the rows' KV and recurrent states."""
+        context = StepContext(batch)
+        x_TD = torch.nn.functional.embedding(batch.token_ids_T, self._embed).to(self.dtype)
+        for (attention, mlp), cache in zip(self._layers, kv.layers, strict=True):
+            x_TD = attention(x_TD, context, cache)
+            x_TD = mlp(x_TD, context)
+        if len(batch.logit_rows_M) != len(x_TD):
+            x_TD = x_TD.index_select(0, batch.logit_rows_M)
+        logits_MV: torch.Tensor = self._head(self._head_norm(x_TD))
+        return logits_MV
+
+
+def make_norm(spec: DecoderSpec, params: Params, name: str) -> RMSNorm | LayerNorm:
+    """The family's kind of norm over the hidden size, from `name`.weight (and .bias)."""
+    if spec.norm == "layer":
+        return LayerNorm(params[f"{name}.weight"], params[f"{name}.bias"], spec.norm_eps)
+    return RMSNorm(params[f"{name}.weight"], spec.norm_eps, plus_one=spec.norm == "rms_plus_one")
+
+
+def _attention(
+    spec: DecoderSpec, layer: int, params: Params, rope: RopeTables
+) -> GQAAttention | MLAAttention | DeltaAttention:
+    attention = spec.layers[layer].attention
+    prefix = f"layers.{layer}.attn"
+    norm = make_norm(spec, params, f"layers.{layer}.attn_norm")
+    if isinstance(attention, GQASpec):
+        return GQAAttention(attention, params, prefix, norm, rope, spec)
+    if isinstance(attention, DeltaSpec):
+        return DeltaAttention(attention, params, prefix, norm, spec)
+    return MLAAttention(attention, params, prefix, norm, rope, spec)
+
+
+def _mlp(spec: DecoderSpec, layer: int, params: Params, bank: ExpertBank) -> DenseMLP | MoEBlock:
+    mlp = spec.layers[layer].mlp
+    norm = make_norm(spec, params, f"layers.{layer}.mlp_norm")
+    if isinstance(mlp, MoESpec):
+        return MoEBlock(mlp, layer, params, f"layers.{layer}.moe", norm, bank)
+    return DenseMLP(mlp, params, f"layers.{layer}.mlp", norm)
