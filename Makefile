@@ -1,0 +1,63 @@
+# smoe: run `make help` for the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help venv demo test test-slow lint types contracts unit wheel kernels bench-decode gpu-check clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make the second run of any target install nothing.
+$(VENV)/.run-stamp: $(PINS) | $(BIN)/python
+	$(PIP) torch
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev-stamp: $(VENV)/.run-stamp
+	$(PIP) -e '.[dev,bench]'
+	@touch $@
+
+venv: $(VENV)/.run-stamp  ## make the environment in .venv
+
+demo: venv  ## install, then generate with a quarter of the experts resident, through Ray actors
+	$(BIN)/smoe generate --model builtin --expert-memory 25% --max-tokens 96 \
+		--prompt "Once upon a time there was a little girl who lived"
+
+test: lint types contracts unit  ## lint, type check, import contracts, tests
+
+lint: $(VENV)/.dev-stamp
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev-stamp
+	$(BIN)/mypy
+
+contracts: $(VENV)/.dev-stamp
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev-stamp
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev-stamp  ## the slower tier of tests (wheel in a fresh environment, large sweeps)
+	$(BIN)/python -m pytest -m slow
+
+wheel: $(VENV)/.dev-stamp  ## build the wheel into dist/
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist .
+
+kernels: $(VENV)/.dev-stamp  ## rebuild the CPU kernel library (needs gcc)
+	$(BIN)/python -m smoe.kernels.build
+
+bench-decode: $(VENV)/.dev-stamp  ## decode speed against transformers; QUICK=1 for minutes
+	$(BIN)/python -m benchmarks.decode $(if $(QUICK),--quick)
+
+gpu-check: $(VENV)/.dev-stamp  ## test and time the CUDA paths (needs a GPU; under ten minutes)
+	$(BIN)/python -m benchmarks.gpu_check $(if $(QUICK),--quick)
+
+clean:  ## remove build products, keep .venv
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
