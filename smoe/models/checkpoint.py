@@ -15,10 +15,15 @@ def concat_rows(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One tensor of the checkpoint, with the shape it must have."""
+    """One tensor of the checkpoint, with the shape it must have.
+
+    `aliases` are other names that it may go by (transformers 5 renames some modules when it saves the stacked
+    layout); exactly one of all its names must be present.
+    """
 
     name: str
     shape: tuple[int, ...]
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
