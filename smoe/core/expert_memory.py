@@ -1,4 +1,4 @@
-"""How much memory experts may take: slots, a fraction, bytes, `all` or `auto`."""
+"""How much memory experts may take: slots a layer, a fraction, bytes, `all` or `auto`."""
 
 import re
 from dataclasses import dataclass
@@ -7,12 +7,14 @@ from typing import Literal
 from smoe.core.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_HELP = "slots (48), a fraction (0.25 or 25%), bytes (500MB, 2GiB), `all` or `auto`"
+_HELP = "slots a layer (48), a fraction (0.25 or 25%), bytes (500MB, 2GiB), `all` or `auto`"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMemory:
-    """`value` is slots, a fraction of all experts in (0, 1], or bytes, as `kind` says; 0 for `all` and `auto`."""
+    """`value` is, as `kind` says, slots in each MoE layer, a fraction in (0, 1] of the experts of all layers, or the
+    bytes of all layers together (a hard bound); 0 for `all` and `auto`.
+    """
 
     kind: Literal["slots", "fraction", "bytes", "all", "auto"]
     value: float = 0.0
@@ -38,19 +40,25 @@ class ExpertMemory:
             return cls("slots", number)
         return cls("bytes", number * _UNITS[unit.upper().rstrip("B")])
 
-    def slots(self, *, num_experts_total: int, slot_bytes: int, free_bytes: int, field: str = "expert_memory") -> int:
-        """Whole slots of `slot_bytes` this buys, never more than `num_experts_total`. `auto` takes `free_bytes`.
+    def slots(
+        self, *, num_layers: int, num_experts: int, slot_bytes: int, free_bytes: int, field: str = "expert_memory"
+    ) -> int:
+        """Whole slots of `slot_bytes` this buys over `num_layers` MoE layers, never more than they have experts.
 
-        Raises ConfigError when that is less than one slot.
+        `num_experts` counts one layer's experts; `auto` takes `free_bytes`. Raises ConfigError when that is less
+        than one slot a layer.
         """
+        total = num_layers * num_experts
         by_kind = {
-            "slots": self.value,
-            "fraction": self.value * num_experts_total,
+            "slots": self.value * num_layers,
+            "fraction": self.value * total,
             "bytes": self.value // slot_bytes,
-            "all": num_experts_total,
+            "all": total,
             "auto": free_bytes // slot_bytes,
         }
-        count = min(int(by_kind[self.kind]), num_experts_total)
-        if count < 1:
-            raise ConfigError(field, f"{self.kind} {self.value:g}", f"at least one expert of {slot_bytes} bytes")
+        count = min(int(by_kind[self.kind]), total)
+        if count < num_layers:
+            given = f"{free_bytes} bytes free" if self.kind == "auto" else f"{self.value:.15g} {self.kind}"
+            need = f"at least one expert a layer: {num_layers} slots of {slot_bytes} bytes, {num_layers * slot_bytes} in all"
+            raise ConfigError(field, given, need)
         return count
