@@ -54,10 +54,10 @@ kernels: $(VENV)/.dev-stamp  ## rebuild the CPU kernel library (needs gcc)
 	$(BIN)/python -m smoe.kernels.build
 
 bench-decode: $(VENV)/.dev-stamp  ## decode speed against transformers; QUICK=1 for minutes
-	$(BIN)/python -m benchmarks.decode $(if $(QUICK),--quick)
+	$(BIN)/python -m smoe.bench.decode $(if $(QUICK),--quick)
 
 gpu-check: $(VENV)/.dev-stamp  ## test and time the CUDA paths (needs a GPU; under ten minutes)
-	$(BIN)/python -m benchmarks.gpu_check $(if $(QUICK),--quick)
+	$(BIN)/python -m smoe.bench.gpu_check $(if $(QUICK),--quick)
 
 clean:  ## remove build products, keep .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
