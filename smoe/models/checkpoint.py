@@ -42,6 +42,9 @@ ExpertKind = Literal["split", "stacked", "gptoss"]
 class ExpertNames:
     """Names of one MoE layer's expert tensors in either layout; templates of `split` hold `{e}`.
 
+    Keys: split gate, up, down; stacked gate_up, down; gptoss gate_up, down, gate_up_bias, down_bias. MXFP4 is found
+    by itself, as the gptoss names with `_blocks` and `_scales`.
+
     split: gate, up [F, D] and down [D, F] per expert.
     stacked: gate_up [E, 2F, D] (gate rows first) and down [E, D, F] (transformers 5).
     gptoss: gate_up [E, D, 2F] with gate and up columns interleaved, down [E, F, D], biases [E, 2F] and [E, D].

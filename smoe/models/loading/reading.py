@@ -1,0 +1,56 @@
+"""Tensors from byte ranges by plain buffered reads, in pieces, so that nothing but the destination grows."""
+
+import os
+
+import torch
+
+from smoe.core.errors import CheckpointError
+from smoe.models.loading.expert_source import TensorRange
+
+_CHUNK_BYTES = 4 << 20
+_EXPONENT_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
+_BITS = {2: torch.int16, 4: torch.int32}
+
+
+def read_into(source: TensorRange, out: torch.Tensor) -> None:
+    """Fills `out` (contiguous, CPU, as many values as `source`), converting to its dtype.
+
+    Raises CheckpointError for a short file or a value that is not finite.
+    """
+    flat = out.view(-1)
+    step = _CHUNK_BYTES // source.dtype.itemsize
+    direct = flat.dtype is source.dtype
+    scratch = flat if direct else torch.empty(min(step, flat.numel()), dtype=source.dtype)
+    try:
+        fd = os.open(source.path, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(f"{source.path}: {error.strerror}") from error
+    try:
+        for first in range(0, flat.numel(), step):
+            target = flat[first : first + step]
+            piece = target if direct else scratch[: target.numel()]
+            read_bytes(fd, source, source.offset + first * source.dtype.itemsize, piece)
+            check_finite(source, piece)
+            if not direct:
+                target.copy_(piece)
+    finally:
+        os.close(fd)
+
+
+def read_bytes(fd: int, source: TensorRange, offset: int, out: torch.Tensor) -> None:
+    """Fills contiguous `out` from `offset` of the open file."""
+    view = out.view(-1).view(torch.uint8).numpy().data
+    while view:
+        count = os.preadv(fd, [view], offset)
+        if not count:
+            raise CheckpointError(f"{source.where} ends early, at byte {offset} (truncated)")
+        view, offset = view[count:], offset + count
+
+
+def check_finite(source: TensorRange, values: torch.Tensor) -> None:
+    """Raises CheckpointError if any value is NaN or infinite; integers pass."""
+    mask = _EXPONENT_BITS.get(values.dtype)
+    if mask is not None and values.numel():
+        bits = values.view(_BITS[values.dtype.itemsize])
+        if int(bits.bitwise_and(mask).max()) == mask:
+            raise CheckpointError(f"{source.where} holds values that are not finite")
