@@ -15,14 +15,22 @@ RouteSink = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 class Batch:
     """T rows. `rows` says where each row's KV lives; `state_slots[s]` is the recurrent state of span s.
 
-    `logit_rows_M` are the rows whose logits are wanted.
+    `logit_rows_M` are the rows whose logits are wanted. `prompt_lens[s]` is how many tokens the prompt of span s has
+    in all, 0 where that is past: positions that stretch with the length (longrope) need it from the first chunk on.
     """
 
     token_ids_T: torch.Tensor
     rows: Rows
     state_slots: tuple[int, ...]
     logit_rows_M: torch.Tensor
+    prompt_lens: tuple[int, ...]
     route_sink: RouteSink | None = None
+
+    def reach_T(self) -> torch.Tensor:
+        """[T] how long each row's sequence is known to get: its prompt, or up to the row itself."""
+        counts = torch.tensor([count for _, count, _, _ in self.rows.spans])
+        prompt_lens_T = torch.tensor(self.prompt_lens).repeat_interleave(counts).to(self.rows.pos_T.device)
+        return torch.maximum(self.rows.pos_T + 1, prompt_lens_T)
 
     @classmethod
     def build(
@@ -30,10 +38,12 @@ class Batch:
         spans: "list[tuple[list[int] | tuple[int, ...], int, int, int]]",
         *,
         logit_rows: list[int] | None = None,
+        prompt_lens: list[int] | None = None,
         device: torch.device | str = "cpu",
         route_sink: RouteSink | None = None,
     ) -> "Batch":
-        """From spans (token_ids, kv_start, past, state_slot); `logit_rows=None` wants each span's last row."""
+        """From spans (token_ids, kv_start, past, state_slot); `logit_rows=None` wants each span's last row;
+        `prompt_lens=None` takes a span with past = 0 for a whole prompt."""
         ids: list[int] = []
         starts: list[int] = []
         positions: list[int] = []
@@ -53,6 +63,9 @@ class Batch:
             rows=Rows(packed[1], packed[2], tuple(layout)),
             state_slots=tuple(span[3] for span in spans),
             logit_rows_M=torch.tensor(wanted, dtype=torch.int64, device=device),
+            prompt_lens=tuple(
+                prompt_lens if prompt_lens is not None else [0 if past else count for _, count, _, past in layout]
+            ),
             route_sink=route_sink,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from smoe.models.checkpoint import Param, concat_rows
+from smoe.models.checkpoint import Param, Source, concat_rows
 from smoe.models.loading.dtypes import WEIGHT_DTYPES, storage_dtype
 from smoe.models.loading.expert_source import TensorRange
 from smoe.models.loading.experts import take
@@ -13,7 +13,12 @@ from smoe.models.loading.reading import read_into
 
 def locate_param(tensors: Mapping[str, TensorRange], param: Param) -> list[TensorRange]:
     """The sources of one parameter, checked. Raises CheckpointError."""
-    return [take(tensors, source.name, source.shape, dtypes=WEIGHT_DTYPES) for source in param.sources]
+    return [take(tensors, _present(tensors, source), source.shape, dtypes=WEIGHT_DTYPES) for source in param.sources]
+
+
+def _present(tensors: Mapping[str, TensorRange], source: Source) -> str:
+    """The name that the folder uses; a second one of the same source is a left-over tensor."""
+    return next((name for name in (source.name, *source.aliases) if name in tensors), source.name)
 
 
 def param_dtype(sources: list[TensorRange], param: Param, dtype: torch.dtype) -> torch.dtype:

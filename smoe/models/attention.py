@@ -1,0 +1,80 @@
+"""Grouped-query attention: one projection to q, k and v, the kernel that writes and reads the KV rows, one back."""
+
+from collections.abc import Mapping
+
+import torch
+
+from smoe.kernels import Attention, LayerNorm, Linear, RMSNorm
+from smoe.models.batch import StepContext
+from smoe.models.kv import LayerCache
+from smoe.models.rope import RopeTables
+from smoe.models.spec import DecoderSpec, GQASpec
+
+Params = Mapping[str, torch.Tensor]
+
+
+class GQAAttention:
+    """x + attention(norm(x)), [T, D] to [T, D]. The projection's rows are q | k | v, and | gate where there is one."""
+
+    def __init__(
+        self,
+        attention: GQASpec,
+        params: Params,
+        prefix: str,
+        norm: RMSNorm | LayerNorm,
+        rope: RopeTables,
+        spec: DecoderSpec,
+    ) -> None:
+        fused = norm if isinstance(norm, RMSNorm) else None
+        self._norm = None if isinstance(norm, RMSNorm) else norm
+        self._qkv = Linear(params[f"{prefix}.qkv.weight"], params.get(f"{prefix}.qkv.bias"), fused)
+        self._out = Linear(params[f"{prefix}.out.weight"], params.get(f"{prefix}.out.bias"))
+        self._rope, self._key = rope, rope.key(attention.rope)
+        q_norm, k_norm = None, None
+        if attention.qk_norm != "none":
+            plus_one = spec.norm == "rms_plus_one"
+            q_norm = RMSNorm(params[f"{prefix}.q_norm.weight"], spec.norm_eps, plus_one=plus_one)
+            k_norm = RMSNorm(params[f"{prefix}.k_norm.weight"], spec.norm_eps, plus_one=plus_one)
+        per_head = attention.qk_norm == "head"
+        self._full_norms = (q_norm, k_norm) if attention.qk_norm == "full" else None
+        self._clip = attention.clip_qkv
+        heads, kv_heads, width = attention.num_heads, attention.num_kv_heads, attention.head_dim
+        self._sizes = [heads * width, kv_heads * width, kv_heads * width]
+        self._gated = attention.output_gate
+        self._plain = self._full_norms is None and self._clip is None and not self._gated
+        self._attention = Attention(
+            heads,
+            kv_heads,
+            width,
+            attention.rope.rotary_dim,
+            attention.scale,
+            attention.window,
+            q_norm if per_head else None,
+            k_norm if per_head else None,
+            params.get(f"{prefix}.sinks"),
+        )
+
+    def __call__(self, x_TD: torch.Tensor, context: StepContext, cache: LayerCache) -> torch.Tensor:
+        cos_TR, sin_TR = self._rope.cos_sin(self._key, context)
+        qkv_TX = self._qkv(x_TD if self._norm is None else self._norm(x_TD))
+        gate_TX = None
+        if not self._plain:
+            qkv_TX, gate_TX = self._prepare(qkv_TX)
+        out_TX = self._attention(qkv_TX, cos_TR, sin_TR, context.batch.rows, cache.first, cache.second)
+        if gate_TX is not None:
+            out_TX = out_TX * gate_TX.sigmoid()
+        return self._out(out_TX, x_TD)
+
+    def _prepare(self, qkv_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Parts off the gate; norms over the whole projection come before the clip (OLMoE)."""
+        gate_TX = None
+        if self._gated:
+            qkv_TX, gate_TX = qkv_TX.split([sum(self._sizes), self._sizes[0]], dim=1)
+            qkv_TX = qkv_TX.contiguous()
+        if self._full_norms is not None:
+            q_TX, k_TX, v_TX = qkv_TX.split(self._sizes, dim=1)
+            q_norm, k_norm = self._full_norms
+            qkv_TX = torch.cat((q_norm(q_TX.contiguous()), k_norm(k_TX.contiguous()), v_TX), dim=1)
+        if self._clip is not None:
+            qkv_TX = qkv_TX.clamp(-self._clip, self._clip)
+        return qkv_TX, gate_TX

@@ -1,0 +1,60 @@
+"""The second half of a layer: a dense gated MLP, or a router, experts and perhaps a shared expert."""
+
+from collections.abc import Mapping
+
+import torch
+
+from smoe.kernels import GatedMLP, LayerNorm, Linear, RMSNorm
+from smoe.models.bank import ExpertBank
+from smoe.models.batch import StepContext
+from smoe.models.router import Router
+from smoe.models.spec import DenseSpec, MoESpec
+
+Params = Mapping[str, torch.Tensor]
+
+
+class DenseMLP:
+    """x + mlp(norm(x)), [T, D] to [T, D]."""
+
+    def __init__(self, spec: DenseSpec, params: Params, prefix: str, norm: RMSNorm | LayerNorm) -> None:
+        self._mlp = _gated_mlp(params, prefix, norm=norm, act=spec.activation)
+
+    def __call__(self, x_TD: torch.Tensor, context: StepContext) -> torch.Tensor:
+        return self._mlp(x_TD, x_TD)
+
+
+class MoEBlock:
+    """x + shared(h) + sum of the chosen experts of h, where h = norm(x). Tells the route sink what was chosen."""
+
+    def __init__(
+        self,
+        spec: MoESpec,
+        layer: int,
+        params: Params,
+        prefix: str,
+        norm: RMSNorm | LayerNorm,
+        bank: ExpertBank,
+    ) -> None:
+        self._layer, self._norm, self._bank = layer, norm, bank
+        self._router = Router(spec.router, params, f"{prefix}.router")
+        self._shared = _gated_mlp(params, f"{prefix}.shared", act=spec.activation) if spec.shared_ffn else None
+        gate = params[f"{prefix}.shared_gate.weight"] if spec.shared_gate else None
+        self._shared_gate = None if gate is None else Linear(gate)
+
+    def __call__(self, x_TD: torch.Tensor, context: StepContext) -> torch.Tensor:
+        h_TD = self._norm(x_TD)
+        ids_TK, weights_TK, logits_TE = self._router(h_TD)
+        if context.batch.route_sink is not None:
+            context.batch.route_sink(self._layer, ids_TK, weights_TK, logits_TE)
+        residual_TD = x_TD
+        if self._shared is not None:
+            if self._shared_gate is None:
+                residual_TD = self._shared(h_TD, x_TD)
+            else:
+                residual_TD = torch.addcmul(x_TD, self._shared_gate(h_TD).sigmoid(), self._shared(h_TD))
+        return self._bank.apply(self._layer, h_TD, ids_TK, weights_TK, residual_TD)
+
+
+def _gated_mlp(params: Params, prefix: str, *, act: str, norm: RMSNorm | LayerNorm | None = None) -> GatedMLP:
+    gate, up, down = (params[f"{prefix}.{part}.weight"] for part in ("gate", "up", "down"))
+    return GatedMLP(gate, up, down, norm=norm, act=act)
