@@ -52,6 +52,18 @@ def window_of(value: int | None) -> int | None:
     return value or None
 
 
+def layer_windows(config: HfConfig) -> list[int | None]:
+    """A window or None for each layer, by `layer_types`."""
+    kinds = config.layer_types
+    if len(kinds) != config.num_hidden_layers:
+        raise reject("layer_types", len(kinds), f"one a layer: num_hidden_layers = {config.num_hidden_layers}")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise reject("layer_types", kind, "full_attention or sliding_attention")
+    window = window_of(config.sliding_window)
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
 def moe_layer_flags(config: HfConfig) -> list[bool]:
     """Qwen's rule: every `decoder_sparse_step`-th layer has experts, save those in `mlp_only_layers`."""
     step, dense = config.decoder_sparse_step, set(config.mlp_only_layers or ())

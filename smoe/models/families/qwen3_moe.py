@@ -1,6 +1,6 @@
 """Qwen3-MoE: per-head q and k norms, no shared expert, weights renormalised only where `norm_topk_prob` says so."""
 
-from smoe.models.checkpoint import CheckpointMap, ExpertNames, Family
+from smoe.models.checkpoint import CheckpointMap, Family
 from smoe.models.families.common import (
     HfConfig,
     check_silu,
