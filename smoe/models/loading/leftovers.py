@@ -19,12 +19,12 @@ def check_leftovers(
 ) -> None:
     """Raises CheckpointError for the first tensor that is neither used, ignored by the family, nor redundant."""
     for name, tensor in tensors.items():
-        if name in used or name.startswith(checkpoint_map.ignored) or name.endswith(_ROTARY_BUFFER):
+        if name in used or name.endswith(_ROTARY_BUFFER):
             continue
         if name == _HEAD and spec.tied_head:
             _check_tied(tensor, tensors[checkpoint_map.params["embed"].sources[0].name])
-            continue
-        raise CheckpointError(f"{tensor.where} is not part of a {spec.family} model of this config (left over)")
+        elif not name.startswith(checkpoint_map.ignored):
+            raise CheckpointError(f"{tensor.where} is not part of a {spec.family} model of this config (left over)")
 
 
 def _check_tied(head: TensorRange, embed: TensorRange) -> None:

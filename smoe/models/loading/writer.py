@@ -1,0 +1,87 @@
+"""Safetensors shards written piece by piece, for checkpoints that do not fit into memory."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from smoe.models.loading.dtypes import SAFETENSORS_DTYPES
+from smoe.models.loading.shards import INDEX_NAME
+
+_DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A tensor to be written; `pieces` yields it in row-major order, in blocks of any shape and in `dtype`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: Callable[[], Iterable[torch.Tensor]]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_shards(
+    folder: Path,
+    tensors: list[PlannedTensor],
+    *,
+    shard_bytes: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Writes model-xxxxx-of-xxxxx.safetensors of about `shard_bytes` each, and their index.
+
+    `on_progress(bytes_written, bytes_total)` is called after each tensor. Memory: one piece.
+    """
+    shards = _cut(tensors, shard_bytes)
+    total, written = sum(tensor.nbytes for tensor in tensors), 0
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        with open(folder / name, "wb") as file:
+            file.write(_header(shard))
+            for tensor in shard:
+                nbytes = sum(file.write(_bytes(piece, tensor)) for piece in tensor.pieces())
+                assert nbytes == tensor.nbytes, f"{tensor.name}: {nbytes} bytes for shape {tensor.shape}"
+                weight_map[tensor.name] = name
+                written += nbytes
+                if on_progress:
+                    on_progress(written, total)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def _cut(tensors: list[PlannedTensor], shard_bytes: int) -> list[list[PlannedTensor]]:
+    shards: list[list[PlannedTensor]] = []
+    room = 0
+    for tensor in tensors:
+        if not shards or tensor.nbytes > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(tensor)
+        room -= tensor.nbytes
+    return shards
+
+
+def _header(tensors: list[PlannedTensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        span = [offset, offset + tensor.nbytes]
+        entries[tensor.name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": span}
+        offset += tensor.nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    # Readers map the file, so the data starts on an aligned byte.
+    text += b" " * (-(len(text) + 8) % 64)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(piece: torch.Tensor, tensor: PlannedTensor) -> memoryview:
+    assert piece.dtype is tensor.dtype, f"{tensor.name}: a piece is {piece.dtype}"
+    return piece.contiguous().view(-1).view(torch.uint8).numpy().data
