@@ -1,0 +1,1 @@
+"""C sources of the CPU library, its build script and the prebuilt result."""

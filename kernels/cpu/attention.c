@@ -1,0 +1,400 @@
+/* Grouped-query attention over a KV arena read in place.
+ *
+ * The keys of a row are walked in blocks of BLOCK and splits of SPLIT positions, both aligned to absolute positions
+ * of the sequence. Softmax runs online inside a split; splits are merged in ascending order. So a row's result depends
+ * on its own position and window only, whichever rows share the tile and however splits are spread over threads.
+ */
+#include "norm.h"
+
+#define BLOCK 64
+#define SPLIT 512
+#define TILE_ROWS 48      /* query rows (rows x heads of a group) that share one pass over the keys */
+#define LOW (-1e30f)      /* maximum of no keys: finite, so that differences stay defined */
+
+typedef struct {
+    int32_t first, count; /* rows of one sequence, consecutive positions */
+} Run;
+
+typedef struct {
+    const Attention *att;
+    const void *qkv;
+    int xtype;
+    long t, group; /* query heads that share a kv head */
+    const float *cos, *sin;
+    const int64_t *kv_start, *pos;
+    void *k_cache, *v_cache, *out;
+    const Run *runs;
+    long num_runs;
+    int alone;      /* every sequence of the call fits one run: no row reads what another item writes */
+    long max_split; /* > 0: splits are separate items, `partial` holds their results */
+    float *q;       /* [t, num_heads, head_dim], scaled */
+    float *partial; /* [t, num_heads, max_split, 2 + head_dim] */
+    char *work;     /* per thread */
+    size_t work_bytes;
+} Args;
+
+typedef struct { /* one thread's buffers for a tile of query rows */
+    float *score, *acc, *total, *top, *sum, *total_top, *total_sum;
+    const float **rows;
+} Work;
+
+static size_t work_layout(char *m, long rows, long d, Work *w)
+{
+    size_t at = 0;
+#define TAKE(field, type, n)                                                                                           \
+    w->field = (type)(m + at);                                                                                         \
+    at += align64((size_t)(n) * sizeof *w->field);
+    TAKE(score, float *, rows * BLOCK)
+    TAKE(acc, float *, rows * d)
+    TAKE(total, float *, rows * d)
+    TAKE(top, float *, rows)
+    TAKE(sum, float *, rows)
+    TAKE(total_top, float *, rows)
+    TAKE(total_sum, float *, rows)
+    TAKE(rows, const float **, rows)
+#undef TAKE
+    return at;
+}
+
+/* Normalises and rotates one head: x of xtype to y in fp32. */
+static void head_in(const Args *a, const Norm *norm, const void *x, long t, float *y)
+{
+    const long d = a->att->head_dim, half = a->att->rotary_dim / 2;
+    if (norm->weight)
+        norm_row(norm, x, a->xtype, d, y);
+    else if (a->xtype == BF16)
+        widen_rows(x, d, 1, d, y);
+    else
+        memcpy(y, x, (size_t)d * 4);
+    if (!a->cos)
+        return;
+    const float *cos = a->cos + t * half, *sin = a->sin + t * half;
+    for (long i = 0; i < half; i += LANES) {
+        int n = (int)min_l(LANES, half - i);
+        vf c = n == LANES ? v_load(cos + i) : v_load_n(cos + i, n), s = n == LANES ? v_load(sin + i) : v_load_n(sin + i, n);
+        vf u = n == LANES ? v_load(y + i) : v_load_n(y + i, n);
+        vf v = n == LANES ? v_load(y + half + i) : v_load_n(y + half + i, n);
+        vf first = v_sub(v_mul(u, c), v_mul(v, s)), second = v_fma(v, c, v_mul(u, s));
+        if (n == LANES) {
+            v_store(y + i, first);
+            v_store(y + half + i, second);
+        } else {
+            v_store_n(y + i, first, n);
+            v_store_n(y + half + i, second, n);
+        }
+    }
+}
+
+/* Queries of kv head g into scratch, its key and value into the arena. */
+static void row_in(const Args *a, long t, long g)
+{
+    const Attention *att = a->att;
+    const long d = att->head_dim, H = att->num_heads, G = a->group, kv = att->num_kv_heads;
+    const void *row = offset(a->qkv, a->xtype, t * (H + 2 * kv) * d);
+    for (long h = g * G; h < (g + 1) * G; h++) {
+        float *q = a->q + (t * H + h) * d;
+        head_in(a, &att->q_norm, offset(row, a->xtype, h * d), t, q);
+        for (long i = 0; i < d; i++)
+            q[i] *= att->scale;
+    }
+    const long at = ((a->kv_start[t] + a->pos[t]) * kv + g) * d;
+    float key[512];
+    head_in(a, &att->k_norm, offset(row, a->xtype, (H + g) * d), t, key);
+    for (long i = 0; i < d; i += LANES) {
+        int n = (int)min_l(LANES, d - i);
+        if (n == LANES)
+            store_type(a->k_cache, a->xtype, at + i, v_load(key + i));
+        else
+            store_type_n(a->k_cache, a->xtype, at + i, v_load_n(key + i, n), n);
+    }
+    memcpy((char *)a->v_cache + (size_t)at * type_size(a->xtype), offset(row, a->xtype, (H + kv + g) * d),
+           (size_t)d * type_size(a->xtype));
+}
+
+/* acc[r, c0:c0+C*16] += sum over j of p[r, j] * V[j]: R rows, C vectors of columns, j ascending. */
+INLINE void pv_tile(const int R, const int C, int type, const void *v, long ldv, long nj, const float *p, float *acc, long d,
+                    int lanes)
+{
+    vf sum[RMAX][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++)
+            sum[r][c] = lanes == LANES ? v_load(acc + r * d + c * LANES) : v_load_n(acc + r * d + c * LANES, lanes);
+    for (long j = 0; j < nj; j++) {
+        vf row[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++)
+            row[c] = lanes == LANES ? load_type(v, type, j * ldv + c * LANES)
+                                    : load_type_n(v, type, j * ldv + c * LANES, lanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            vf w = v_set1(p[r * BLOCK + j]);
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++)
+                sum[r][c] = v_fma(w, row[c], sum[r][c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) {
+            if (lanes == LANES)
+                v_store(acc + r * d + c * LANES, sum[r][c]);
+            else
+                v_store_n(acc + r * d + c * LANES, sum[r][c], lanes);
+        }
+}
+
+INLINE void pv_columns(const int R, const int type, const void *v, long ldv, long nj, const float *p, float *acc, long d)
+{
+    long c = 0;
+    for (; c + 4 * LANES <= d; c += 4 * LANES)
+        pv_tile(R, 4, type, offset(v, type, c), ldv, nj, p, acc + c, d, LANES);
+    for (; c + LANES <= d; c += LANES)
+        pv_tile(R, 1, type, offset(v, type, c), ldv, nj, p, acc + c, d, LANES);
+    if (c < d)
+        pv_tile(R, 1, type, offset(v, type, c), ldv, nj, p, acc + c, d, (int)(d - c));
+}
+
+static __attribute__((noinline)) void pv(int R, int type, const void *v, long ldv, long nj, const float *p, float *acc, long d)
+{
+#define CASE(r)                                                                                                        \
+    case r:                                                                                                            \
+        if (type == BF16)                                                                                              \
+            pv_columns(r, BF16, v, ldv, nj, p, acc, d);                                                                \
+        else                                                                                                           \
+            pv_columns(r, F32, v, ldv, nj, p, acc, d);                                                                 \
+        break;
+    switch (R) {
+        CASE(1)
+        CASE(2)
+#if RMAX > 2
+        CASE(3)
+        CASE(4)
+        CASE(5)
+        CASE(6)
+#endif
+    }
+#undef CASE
+}
+
+INLINE float exp1(float x) { return v_first(v_exp(v_set1(x))); }
+
+INLINE void scale_row(float *x, float by, long d)
+{
+    if (by == 1.0f)
+        return;
+    for (long i = 0; i < d; i += LANES) {
+        int n = (int)min_l(LANES, d - i);
+        if (n == LANES)
+            v_store(x + i, v_mul(v_load(x + i), v_set1(by)));
+        else
+            v_store_n(x + i, v_mul(v_load_n(x + i, n), v_set1(by)), n);
+    }
+}
+
+/* Keys [j0, j1) of one block (absolute positions) for the tile's rows: row i sees [low_i, pos_i]. */
+static void block_step(const Args *a, Work *w, long rows, long t0, long g, long j0, long j1)
+{
+    const Attention *att = a->att;
+    const long d = att->head_dim, kv = att->num_kv_heads, base = j0 - j0 % BLOCK, G = a->group;
+    const long at = ((a->kv_start[t0] + j0) * kv + g) * d;
+    for (long r = 0; r < rows; r += RMAX)
+        rows_dot((int)min_l(RMAX, rows - r), a->xtype, offset(a->k_cache, a->xtype, at), kv * d, j1 - j0, w->rows + r, d,
+                 w->score + r * BLOCK + (j0 - base), BLOCK);
+    for (long r = 0; r < rows; r++) {
+        const long pos = a->pos[t0 + r / G], low = att->window ? max_l(0, pos - att->window + 1) : 0;
+        const long from = max_l(low, j0) - base, to = min_l(pos + 1, j1) - base;
+        float *score = w->score + r * BLOCK;
+        if (from >= to) { /* no key of this block is the row's: a weight of zero for each */
+            memset(score, 0, BLOCK * sizeof *score);
+            continue;
+        }
+        vf best = v_set1(LOW);
+        for (long i = 0; i < BLOCK; i += LANES)
+            best = v_max(best, v_window(v_load(score + i), v_set1(LOW), from - i, to - i));
+        float top = v_hmax(best);
+        top = top > w->top[r] ? top : w->top[r];
+        vf part[4];
+        for (long i = 0; i < BLOCK; i += LANES) {
+            vf e = v_exp(v_sub(v_load(score + i), v_set1(top)));
+            v_store(score + i, part[i / LANES] = v_window(e, v_zero(), from - i, to - i));
+        }
+        float keep = exp1(w->top[r] - top);
+        w->sum[r] = w->sum[r] * keep + v_sum(v_add(v_add(part[0], part[1]), v_add(part[2], part[3])));
+        w->top[r] = top;
+        scale_row(w->acc + r * d, keep, d);
+    }
+    for (long r = 0; r < rows; r += RMAX)
+        pv((int)min_l(RMAX, rows - r), a->xtype, offset(a->v_cache, a->xtype, at), kv * d, j1 - j0,
+           w->score + r * BLOCK + (j0 - base), w->acc + r * d, d);
+}
+
+/* Softmax state (top, sum, acc) of one split. */
+static void split_step(const Args *a, Work *w, long rows, long t0, long g, long j0, long j1)
+{
+    memset(w->acc, 0, (size_t)(rows * a->att->head_dim) * 4);
+    for (long r = 0; r < rows; r++)
+        w->top[r] = LOW, w->sum[r] = 0.0f;
+    for (long j = j0; j < j1; j = min_l(j1, (j / BLOCK + 1) * BLOCK))
+        block_step(a, w, rows, t0, g, j, min_l(j1, (j / BLOCK + 1) * BLOCK));
+}
+
+/* total <- total + one later split. */
+static void merge(float *top, float *sum, float *acc, float split_top, float split_sum, const float *split_acc, long d)
+{
+    float best = split_top > *top ? split_top : *top, keep = exp1(*top - best), add = exp1(split_top - best);
+    if (*sum == 0.0f) /* nothing yet: take the split as it is */
+        keep = 0.0f, add = 1.0f, best = split_top;
+    else if (split_sum == 0.0f)
+        return;
+    *top = best;
+    *sum = *sum * keep + split_sum * add;
+    for (long i = 0; i < d; i += LANES) {
+        int n = (int)min_l(LANES, d - i);
+        if (n == LANES)
+            v_store(acc + i, v_fma(v_load(split_acc + i), v_set1(add), v_mul(v_load(acc + i), v_set1(keep))));
+        else
+            v_store_n(acc + i, v_fma(v_load_n(split_acc + i, n), v_set1(add), v_mul(v_load_n(acc + i, n), v_set1(keep))), n);
+    }
+}
+
+static void row_out(const Args *a, long t, long h, float top, float sum, const float *acc)
+{
+    const long d = a->att->head_dim, at = (t * a->att->num_heads + h) * d;
+    float scale = 1.0f;
+    if (a->att->sinks) {
+        float sink = a->att->sinks[h], best = sink > top ? sink : top;
+        scale = exp1(top - best);
+        sum = sum * scale + exp1(sink - best);
+    }
+    vf by = v_set1(scale / sum);
+    for (long i = 0; i < d; i += LANES) {
+        int n = (int)min_l(LANES, d - i);
+        if (n == LANES)
+            store_type(a->out, a->xtype, at + i, v_mul(v_load(acc + i), by));
+        else
+            store_type_n(a->out, a->xtype, at + i, v_mul(v_load_n(acc + i, n), by), n);
+    }
+}
+
+static long first_key(const Args *a, long t) { return a->att->window ? max_l(0, a->pos[t] - a->att->window + 1) : 0; }
+
+/* One run of rows, one kv head: all its splits, or only number `only`, counted from the first one. */
+static void run_item(const Args *a, Work *w, const Run *run, long g, long only)
+{
+    const long G = a->group, d = a->att->head_dim, H = a->att->num_heads, rows = run->count * G;
+    const long t0 = run->first, last = t0 + run->count - 1, start = first_key(a, t0), end = a->pos[last] + 1;
+    for (long r = 0; r < rows; r++) {
+        w->rows[r] = a->q + ((t0 + r / G) * H + g * G + r % G) * d;
+        w->total_top[r] = LOW, w->total_sum[r] = 0.0f;
+    }
+    memset(w->total, 0, (size_t)(rows * d) * 4);
+    for (long s = start / SPLIT; s * SPLIT < end; s++) {
+        if (only >= 0 && s - start / SPLIT != only)
+            continue;
+        split_step(a, w, rows, t0, g, max_l(start, s * SPLIT), min_l(end, (s + 1) * SPLIT));
+        for (long r = 0; r < rows; r++) {
+            if (only < 0) {
+                merge(&w->total_top[r], &w->total_sum[r], w->total + r * d, w->top[r], w->sum[r], w->acc + r * d, d);
+                continue;
+            }
+            const long t = t0 + r / G, own = s - first_key(a, t) / SPLIT; /* a later row's window may start later */
+            if (own < 0 || s > a->pos[t] / SPLIT)
+                continue;
+            float *part = a->partial + ((t * H + g * G + r % G) * a->max_split + own) * (2 + d);
+            part[0] = w->top[r], part[1] = w->sum[r];
+            memcpy(part + 2, w->acc + r * d, (size_t)d * 4);
+        }
+    }
+    for (long r = 0; only < 0 && r < rows; r++)
+        row_out(a, t0 + r / G, g * G + r % G, w->total_top[r], w->total_sum[r], w->total + r * d);
+}
+
+/* Merges the separately computed splits of one row and head. */
+static void merge_item(const Args *a, Work *w, long t, long h)
+{
+    const long d = a->att->head_dim, num = a->pos[t] / SPLIT - first_key(a, t) / SPLIT + 1;
+    float top = LOW, sum = 0.0f;
+    memset(w->total, 0, (size_t)d * 4);
+    for (long s = 0; s < num; s++) {
+        const float *part = a->partial + ((t * a->att->num_heads + h) * a->max_split + s) * (2 + d);
+        merge(&top, &sum, w->total, part[0], part[1], part + 2, d);
+    }
+    row_out(a, t, h, top, sum, w->total);
+}
+
+static void attention_body(void *args, const Team *team)
+{
+    const Args *a = args;
+    const long kv = a->att->num_kv_heads, H = a->att->num_heads;
+    Work w;
+    work_layout(a->work + (size_t)team->tid * a->work_bytes, max_l(TILE_ROWS, a->group), a->att->head_dim, &w);
+    if (!a->alone) {
+        for (long i; (i = claim(team, 0)) < a->t;)
+            for (long g = 0; g < kv; g++)
+                row_in(a, i, g);
+        team_barrier(team);
+    }
+    /* The rows of a run may start their windows in two neighbouring splits: one more item than a row has. */
+    long per_head = a->max_split ? a->max_split + 1 : 1, num_items = a->num_runs * kv * per_head;
+    for (long i; (i = claim(team, 1)) < num_items;) {
+        /* From the last run, whose context is the longest of its sequence. */
+        const Run *run = &a->runs[a->num_runs - 1 - i / (kv * per_head)];
+        const long g = i / per_head % kv;
+        for (long t = run->first; a->alone && t < run->first + run->count; t++)
+            row_in(a, t, g);
+        run_item(a, &w, run, g, a->max_split ? i % per_head : -1);
+    }
+    if (!a->max_split)
+        return;
+    team_barrier(team);
+    for (long i; (i = claim(team, 2)) < a->t * H;)
+        merge_item(a, &w, i / H, i % H);
+}
+
+int FN(attention)(int threads, const Attention *att, const void *qkv, int xtype, int64_t t, const float *cos, const float *sin,
+                  const int64_t *kv_start, const int64_t *pos, void *k_cache, void *v_cache, void *out)
+{
+    if (t == 0)
+        return OK;
+    const long H = att->num_heads, d = att->head_dim, G = H / att->num_kv_heads, kv = att->num_kv_heads;
+    Args a = {.att = att, .qkv = qkv, .xtype = xtype, .t = t, .group = G, .cos = att->rotary_dim ? cos : NULL, .sin = sin,
+              .kv_start = kv_start, .pos = pos, .k_cache = k_cache, .v_cache = v_cache, .out = out};
+    const long run_rows = max_l(1, TILE_ROWS / G);
+    double keys = 0;
+    long max_split = 1;
+    for (long r = 0; r < t; r++) {
+        const long low = first_key(&a, r);
+        keys += (double)(pos[r] + 1 - low);
+        max_split = max_l(max_split, pos[r] / SPLIT - low / SPLIT + 1);
+    }
+    int n = team_size(threads, (keys + 40.0 * (double)t) * (double)(2 * H * d));
+    Work unused;
+    a.work_bytes = work_layout(NULL, max_l(TILE_ROWS, G), d, &unused);
+
+    size_t runs_bytes = align64((size_t)t * sizeof(Run)), q_bytes = align64((size_t)(t * H * d) * 4);
+    const int few = n > 1 && max_split > 1 && t * kv < 8 * n;
+    size_t partial_bytes = few ? align64((size_t)(t * H * max_split * (2 + d)) * 4) : 0;
+    char *m = scratch(runs_bytes + q_bytes + partial_bytes + a.work_bytes * (size_t)n);
+    if (!m)
+        return ERR_MEMORY;
+    Run *runs = (Run *)m;
+    a.runs = runs, a.q = (float *)(m + runs_bytes), a.partial = (float *)(m + runs_bytes + q_bytes);
+    a.work = m + runs_bytes + q_bytes + partial_bytes;
+    a.max_split = few ? max_split : 0;
+    a.alone = !few;
+    for (long r = 0; r < t; r++) {
+        int follows = r > 0 && kv_start[r] == kv_start[r - 1] && pos[r] == pos[r - 1] + 1;
+        if (follows && runs[a.num_runs - 1].count < run_rows) {
+            runs[a.num_runs - 1].count++;
+            continue;
+        }
+        if (follows)
+            a.alone = 0;
+        runs[a.num_runs++] = (Run){(int32_t)r, 1};
+    }
+    team_run(n, attention_body, &a);
+    return OK;
+}

@@ -1,0 +1,102 @@
+/* Types shared by every operation; the Python side mirrors the structures in native.py. */
+#pragma once
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { F32 = 0, BF16 = 1 };
+enum { OK = 0, ERR_MEMORY = -1, ERR_SLOT_RANGE = -2, ERR_SLOT_EMPTY = -3 };
+enum { ACT_SILU = 0, ACT_GPTOSS = 1 };
+
+typedef struct {
+    const float *weight; /* NULL: no norm */
+    float eps;
+    int32_t plus_one; /* weight already holds 1 + w, and is applied before the one rounding */
+} Norm;
+
+typedef struct {
+    const void *weight; /* [n, k], rows ld elements apart */
+    const float *bias;  /* [n] or NULL */
+    int64_t ld, n, k;
+    Norm norm;
+    int32_t wtype;
+} Linear;
+
+typedef struct {
+    const void *weight[3]; /* gate [ffn, hidden], up [ffn, hidden], down [hidden, ffn]; gate NULL: slot is empty */
+    const void *bias[3];   /* of the weights' type, or NULL */
+    int64_t ld[3];
+    int64_t wtype;
+} Expert;
+
+typedef struct {
+    const Expert *experts;
+    int64_t num_slots, hidden, ffn;
+    Norm norm;
+    int32_t act;
+    float alpha, limit;
+} Table;
+
+typedef struct {
+    int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
+    int64_t window; /* 0: unlimited */
+    Norm q_norm, k_norm;
+    const float *sinks; /* [num_heads] or NULL */
+    float scale;
+} Attention;
+
+/* What the threads of one parallel region share. */
+typedef struct {
+    _Alignas(64) atomic_int arrived;
+    _Alignas(64) atomic_int generation;
+    struct {
+        _Alignas(64) atomic_long next;
+    } queue[4]; /* one work queue a phase: the next unclaimed item */
+} Shared;
+
+typedef struct {
+    Shared *shared;
+    int tid, n;
+} Team;
+
+typedef void (*Body)(void *args, const Team *team);
+
+void team_run(int n, Body body, void *args);
+void team_barrier(const Team *team);
+int team_size(int threads, double work); /* 1 if a region costs more than it saves on `work` multiply-adds */
+void *scratch(size_t bytes); /* per calling thread, kept until a larger request; 64-byte aligned; NULL: out of memory */
+
+static inline long claim(const Team *team, int phase)
+{
+    if (team->n == 1) /* uncontended: skip the locked instruction */
+    {
+        long i = atomic_load_explicit(&team->shared->queue[phase].next, memory_order_relaxed);
+        atomic_store_explicit(&team->shared->queue[phase].next, i + 1, memory_order_relaxed);
+        return i;
+    }
+    return atomic_fetch_add_explicit(&team->shared->queue[phase].next, 1, memory_order_relaxed);
+}
+
+static inline long min_l(long a, long b) { return a < b ? a : b; }
+static inline long max_l(long a, long b) { return a > b ? a : b; }
+static inline size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
+static inline size_t type_size(int type) { return type == BF16 ? 2 : 4; }
+
+#define OPERATIONS(X)                                                                                                \
+    X(norm, (int threads, const Norm *norm, const void *x, int xtype, int64_t t, int64_t d, void *y), (threads, norm, x, xtype, t, d, y))   \
+    X(linear, (int threads, const Linear *lin, const void *x, int xtype, int64_t t, const void *residual, void *y, int ytype),    \
+      (threads, lin, x, xtype, t, residual, y, ytype))                                                                        \
+    X(attention,                                                                                                     \
+      (int threads, const Attention *att, const void *qkv, int xtype, int64_t t, const float *cos, const float *sin,              \
+       const int64_t *kv_start, const int64_t *pos, void *k_cache, void *v_cache, void *out),                        \
+      (threads, att, qkv, xtype, t, cos, sin, kv_start, pos, k_cache, v_cache, out))                                          \
+    X(topk, (int threads, const float *logits, int64_t t, int64_t e, int64_t k, int normalize, int32_t *ids, float *weights),     \
+      (threads, logits, t, e, k, normalize, ids, weights))                                                                    \
+    X(moe,                                                                                                           \
+      (int threads, const Table *table, const void *x, int xtype, int64_t t, int64_t k, const int32_t *slots, const int32_t *ids, \
+       const float *weights, const void *residual, float *pairs, void *y, int ytype),                                \
+      (threads, table, x, xtype, t, k, slots, ids, weights, residual, pairs, y, ytype))                                       \
+    X(combine,                                                                                                       \
+      (int threads, const float *pairs, int64_t t, int64_t k, int64_t d, const int32_t *ids, const float *weights,                \
+       const void *residual, int rtype, void *y, int ytype),                                                         \
+      (threads, pairs, t, k, d, ids, weights, residual, rtype, y, ytype))

@@ -1,0 +1,154 @@
+"""The C library: finding, loading and choosing it, and the structures it reads.
+
+SMOE_CPU_KERNELS=auto|avx512|avx2|torch decides once, at the first use; `use` decides anew (for objects built later).
+"""
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from smoe.kernels.cpu.build import LIBRARY
+
+Function = Callable[..., int]
+CHOICES = ("auto", "avx512", "avx2", "torch")
+LEVELS = {"avx2": 1, "avx512": 2}
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+ERRORS: dict[int, tuple[type[Exception], str]] = {
+    -1: (MemoryError, "no memory for the scratch space of a kernel"),
+    -2: (IndexError, "a slot lies outside of the expert table"),
+    -3: (LookupError, "a slot of the expert table is empty"),
+}
+
+
+class Norm(ctypes.Structure):
+    """Mirror of Norm in common.h; weight None: no norm."""
+
+    _fields_ = [("weight", c_void_p), ("eps", c_float), ("plus_one", c_int32)]
+
+
+class Linear(ctypes.Structure):
+    """Mirror of Linear in common.h."""
+
+    _fields_ = [
+        *(("weight", c_void_p), ("bias", c_void_p), ("ld", c_int64), ("n", c_int64), ("k", c_int64)),
+        *(("norm", Norm), ("wtype", c_int32)),
+    ]
+
+
+class Table(ctypes.Structure):
+    """Mirror of Table in common.h."""
+
+    _fields_ = [
+        *(("experts", c_void_p), ("num_slots", c_int64), ("hidden", c_int64), ("ffn", c_int64)),
+        *(("norm", Norm), ("act", c_int32), ("alpha", c_float), ("limit", c_float)),
+    ]
+
+
+class Attention(ctypes.Structure):
+    """Mirror of Attention in common.h."""
+
+    _fields_ = [
+        *(("num_heads", c_int64), ("num_kv_heads", c_int64), ("head_dim", c_int64), ("rotary_dim", c_int64)),
+        *(("window", c_int64), ("q_norm", Norm), ("k_norm", Norm), ("sinks", c_void_p), ("scale", c_float)),
+    ]
+
+
+_P, _I, _L = c_void_p, c_int, c_int64
+# After the thread count, which leads every list. Order as in common.h.
+SIGNATURES: dict[str, tuple[type, ...]] = {
+    "norm": (_P, _P, _I, _L, _L, _P),
+    "linear": (_P, _P, _I, _L, _P, _P, _I),
+    "attention": (_P, _P, _I, _L, _P, _P, _P, _P, _P, _P, _P),
+    "topk": (_P, _L, _L, _L, _I, _P, _P),
+    "moe": (_P, _P, _I, _L, _L, _P, _P, _P, _P, _P, _P, _I),
+    "combine": (_P, _L, _L, _L, _P, _P, _P, _I, _P, _I),
+}
+
+
+class Library:
+    """The loaded library. Small calls keep the interpreter lock: giving it up costs more than they take."""
+
+    def __init__(self, path: Path) -> None:
+        self.released, self.held = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        for handle in (self.released, self.held):
+            for name, arguments in SIGNATURES.items():
+                function = getattr(handle, f"smoe_{name}")
+                function.argtypes, function.restype = (c_int, *arguments), c_int
+        self.level: int = self.released.smoe_cpu_level()
+        self._share_torch_threads()
+
+    def _share_torch_threads(self) -> None:
+        """Hands over libgomp's entry points; without them every call runs on one thread."""
+        path = _loaded_libgomp()
+        if path is None:
+            return
+        gomp = ctypes.CDLL(path)
+        entries = (gomp.GOMP_parallel, gomp.omp_get_thread_num, gomp.omp_get_num_threads)
+        self.released.smoe_set_gomp(*(ctypes.cast(entry, c_void_p) for entry in entries))
+
+
+def _loaded_libgomp() -> str | None:
+    """Path of the libgomp that torch has brought into this process; its own copy wins over the system's."""
+    with open("/proc/self/maps") as maps:
+        paths = sorted({line.split(maxsplit=5)[-1].strip() for line in maps if "libgomp" in line})
+    return min(paths, key=lambda path: "/torch/" not in path, default=None)
+
+
+_library: Library | None = None
+_active: Library | None = None
+_chosen: str | None = None
+
+
+def use(choice: str) -> None:
+    """Selects the variant for objects built from now on; ValueError if it is unknown or does not run here."""
+    global _library, _active, _chosen
+    if choice not in CHOICES:
+        raise ValueError(f"SMOE_CPU_KERNELS={choice!r} is unknown: expected one of {', '.join(CHOICES)}")
+    runs = sys.platform == "linux" and platform.machine() == "x86_64" and LIBRARY.exists()
+    if choice != "torch" and runs and _library is None:
+        _library = Library(LIBRARY)
+    level = _library.level if _library is not None else 0
+    if LEVELS.get(choice, 0) > level:
+        raise ValueError(f"SMOE_CPU_KERNELS={choice} does not run on this machine")
+    _active = _library if choice != "torch" and level else None
+    if _active is not None:
+        _active.released.smoe_use_level(LEVELS.get(choice, level))
+    _chosen = choice
+
+
+def library() -> Library | None:
+    """The library in use; None: the torch twins."""
+    if _chosen is None:
+        use(os.environ.get("SMOE_CPU_KERNELS", "auto"))
+    return _active
+
+
+def usable(*tensors: Tensor | None) -> Library | None:
+    """The library in use if it can read all these tensors: fp32 or bf16, in host memory."""
+    fit = all(t is None or (t.device.type == "cpu" and t.dtype in DTYPE_CODES) for t in tensors)
+    return library() if fit else None
+
+
+def fail(code: int) -> None:
+    """Raises what a negative return code stands for."""
+    kind, text = ERRORS[code]
+    raise kind(text)
+
+
+def describe() -> str:
+    """Which kernels run on the CPU, for `doctor` and result files."""
+    if library() is None or _library is None:
+        return "torch"
+    return _chosen if _chosen in LEVELS else {1: "avx2", 2: "avx512"}[_library.level]
+
+
+def address(struct: ctypes.Structure) -> int:
+    """Address of a structure; its owner keeps it alive."""
+    return ctypes.addressof(struct)
