@@ -1,0 +1,36 @@
+"""The memory of the slots: one allocation, cut evenly."""
+
+import torch
+
+from smoe.kernels import alloc_huge
+from smoe.offload.layout import PAGE_BYTES
+
+POISON_BYTE = 0xFF
+"""Sixteen or thirty-two set bits are a NaN in bf16 and fp32, so whatever is computed from a stale slot shows."""
+
+
+class Arena:
+    """`num_slots` times `slot_bytes` (whole pages), page-aligned. With `poison`, `poison(slot)` fills with NaN."""
+
+    def __init__(self, num_slots: int, slot_bytes: int, *, poison: bool = False) -> None:
+        self.num_slots, self.slot_bytes = num_slots, slot_bytes
+        self.nbytes = num_slots * slot_bytes
+        self._bytes = alloc_huge(self.nbytes)
+        assert slot_bytes % PAGE_BYTES == 0 and self._bytes.data_ptr() % PAGE_BYTES == 0
+        self._buffer = memoryview(self._bytes.numpy())
+        self._poison = poison
+        for slot in range(num_slots):
+            self.poison(slot)
+
+    def tensor(self, slot: int) -> torch.Tensor:
+        """uint8 view of the slot."""
+        return self._bytes[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def buffer(self, slot: int) -> memoryview:
+        """The same bytes, for reading into."""
+        return self._buffer[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def poison(self, slot: int) -> None:
+        """In debug mode fills the slot with NaN bytes; else does nothing. Its contents must be nobody's."""
+        if self._poison:
+            self.tensor(slot).fill_(POISON_BYTE)

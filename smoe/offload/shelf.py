@@ -1,0 +1,68 @@
+"""What the experts of a checkpoint need of a slot, and how bytes that have arrived become tensors."""
+
+from collections.abc import Callable
+
+import torch
+
+from smoe.kernels import ExpertTensors
+from smoe.models.loading import ExpertSource
+from smoe.models.loading.arena import carve
+from smoe.models.spec import DecoderSpec
+from smoe.offload.layout import PAGE_BYTES, SlotLayout, plan_layout
+
+
+class Shelf:
+    """`slot_bytes` holds any expert of the model. An expert whose tensors are not its bytes on disk as they are
+    (another dtype or layout, or bytes not aligned to their item size) is read into `staging_bytes` of memory first.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, source: Callable[[int, int], ExpertSource], dtype: torch.dtype
+    ) -> None:
+        """For arithmetic in `dtype`; reads nothing."""
+        self.spec, self.dtype = spec, dtype
+        self._sources: dict[tuple[int, int], ExpertSource] = {}
+        self._layouts: dict[tuple[int, int], SlotLayout] = {}
+        self.slot_bytes = self.staging_bytes = 0
+        for layer in spec.moe_layers:
+            for expert in range(spec.moe(layer).router.num_experts):
+                found = source(layer, expert)
+                layout = plan_layout(found.parts)
+                self._sources[layer, expert], self._layouts[layer, expert] = found, layout
+                if self.is_staged(layer, expert):
+                    self.staging_bytes = max(self.staging_bytes, layout.room)
+                    self.slot_bytes = max(self.slot_bytes, _whole_pages(found.assembled_nbytes(dtype)))
+                else:
+                    self.slot_bytes = max(self.slot_bytes, layout.room)
+
+    @property
+    def layouts(self) -> list[SlotLayout]:
+        return list(self._layouts.values())
+
+    def layout(self, layer: int, expert: int) -> SlotLayout:
+        return self._layouts[layer, expert]
+
+    def is_staged(self, layer: int, expert: int) -> bool:
+        source = self._sources[layer, expert]
+        return source.converts(self.dtype) or any(part.offset % part.dtype.itemsize for part in source.parts.values())
+
+    def view(self, layer: int, expert: int, slot: torch.Tensor) -> ExpertTensors:
+        """Tensors over the bytes of an expert that is not staged, read into uint8 `slot` by its layout."""
+        return self._sources[layer, expert].assemble(self._raw(layer, expert, slot), self.dtype)
+
+    def convert(self, layer: int, expert: int, staging: torch.Tensor, slot: torch.Tensor) -> ExpertTensors:
+        """Tensors in uint8 `slot` of an expert that was read into `staging` by its layout."""
+        source = self._sources[layer, expert]
+        out = carve(slot, source, self.dtype)
+        assembled = source.assemble(self._raw(layer, expert, staging), self.dtype)
+        for field in source.shapes():
+            getattr(out, field).copy_(getattr(assembled, field))
+        return out
+
+    def _raw(self, layer: int, expert: int, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        parts = self._layouts[layer, expert].parts
+        return {name: memory[offset : offset + nbytes] for name, (offset, nbytes) in parts.items()}
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
