@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from smoe.core.errors import CheckpointError
 from smoe.kernels import ExpertTensors, alloc_huge
 from smoe.models.checkpoint import CheckpointMap, Family
 from smoe.models.loading.arena import carve, read_source_into
@@ -16,7 +15,7 @@ from smoe.models.loading.config import model_folder, read_config
 from smoe.models.loading.dtypes import check_compute_dtype
 from smoe.models.loading.expert_source import ExpertSource, TensorRange
 from smoe.models.loading.experts import locate_experts
-from smoe.models.loading.leftovers import check_leftovers
+from smoe.models.loading.leftovers import check_leftovers, check_tied_head
 from smoe.models.loading.params import locate_param, param_dtype, read_param
 from smoe.models.loading.shards import find_tensors
 from smoe.models.spec import DecoderSpec
@@ -48,6 +47,7 @@ class Checkpoint:
         Raises CheckpointError naming a tensor that is truncated or not finite.
         """
         check_compute_dtype(dtype)
+        check_tied_head(self.spec, self._map, self.tensors)
         return {
             name: read_param(sources, self._map.params[name], dtype).to(device)
             for name, sources in self._params.items()

@@ -1,6 +1,7 @@
 """From the names of a layer's expert tensors to one ExpertSource an expert, whichever layout the folder has."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -17,7 +18,7 @@ def take(tensors: Tensors, name: str, shape: tuple[int, ...], *, dtypes: tuple[t
     """The named tensor; raises CheckpointError if it is absent, of another shape or not of one of `dtypes`."""
     tensor = tensors.get(name)
     if tensor is None:
-        raise CheckpointError(f"tensor {name} of shape {list(shape)} is missing")
+        raise CheckpointError(f"{_folder(tensors)}: tensor {name} of shape {list(shape)} is missing")
     if tensor.shape != shape:
         raise CheckpointError(f"{tensor.where} has shape {list(tensor.shape)}, the config asks for {list(shape)}")
     if tensor.dtype not in dtypes:
@@ -101,5 +102,11 @@ def _layout(tensors: Tensors, layer: int, names: ExpertNames, num_experts: int) 
         raise CheckpointError(f"{first.where} and tensor {second.name}: layer {layer} has its experts in two layouts")
     if not found:
         wanted = next(listed[0] for listed in candidates.values() if listed)
-        raise CheckpointError(f"tensor {wanted} is missing: layer {layer} has no experts in any known layout")
+        raise CheckpointError(
+            f"{_folder(tensors)}: tensor {wanted} is missing: layer {layer} has no experts in any known layout"
+        )
     return found[0]
+
+
+def _folder(tensors: Tensors) -> Path:
+    return Path(next(iter(tensors.values())).path).parent

@@ -10,7 +10,7 @@ from smoe.models.loading.expert_source import TensorRange
 from smoe.models.loading.reading import read_into
 from smoe.models.spec import DecoderSpec
 
-_HEAD = "lm_head.weight"
+HEAD = "lm_head.weight"
 _ROTARY_BUFFER = "rotary_emb.inv_freq"
 
 
@@ -19,15 +19,16 @@ def check_leftovers(
 ) -> None:
     """Raises CheckpointError for the first tensor that is neither used, ignored by the family, nor redundant."""
     for name, tensor in tensors.items():
-        if name in used or name.endswith(_ROTARY_BUFFER):
-            continue
-        if name == _HEAD and spec.tied_head:
-            _check_tied(tensor, tensors[checkpoint_map.params["embed"].sources[0].name])
-        elif not name.startswith(checkpoint_map.ignored):
+        harmless = name.endswith(_ROTARY_BUFFER) or (name == HEAD and spec.tied_head)
+        if name not in used and not harmless and not name.startswith(checkpoint_map.ignored):
             raise CheckpointError(f"{tensor.where} is not part of a {spec.family} model of this config (left over)")
 
 
-def _check_tied(head: TensorRange, embed: TensorRange) -> None:
+def check_tied_head(spec: DecoderSpec, checkpoint_map: CheckpointMap, tensors: Mapping[str, TensorRange]) -> None:
+    """Raises CheckpointError if a head is stored beside the embedding it is tied to, and differs; reads both."""
+    if not spec.tied_head or HEAD not in tensors:
+        return
+    head, embed = tensors[HEAD], tensors[checkpoint_map.params["embed"].sources[0].name]
     same = head.shape == embed.shape and head.dtype is embed.dtype
     rows = max(1, (1 << 22) // max(1, embed.nbytes // max(1, embed.shape[0])))
     for first in range(0, embed.shape[0] if same else 0, rows):

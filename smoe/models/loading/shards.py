@@ -58,6 +58,8 @@ def _merge(paths: list[Path]) -> dict[str, TensorRange]:
             if name in tensors:
                 raise CheckpointError(f"{tensor.where} is also in {Path(tensors[name].path).name}")
             tensors[name] = tensor
+    if not tensors:
+        raise CheckpointError(f"{paths[0]}: holds no tensors")
     return tensors
 
 
