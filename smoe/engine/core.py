@@ -1,0 +1,148 @@
+"""EngineCore: requests in, deltas out, one step at a time, over whatever executes steps."""
+
+import random
+from collections.abc import Sequence
+
+from smoe.core.model_info import ModelInfo
+from smoe.core.request import Delta, Request
+from smoe.core.stats import EngineStats
+from smoe.core.step import Executor
+from smoe.engine.answer import Answer
+from smoe.engine.random import derive_seed
+from smoe.engine.rss import peak_rss_bytes
+from smoe.engine.tokenizer import Tokenizer
+from smoe.engine.validate import RequestValidator
+from smoe.sched.scheduler import Scheduler
+from smoe.sched.sequence import Sequence as SchedSequence
+
+
+class EngineCore:
+    """A plain, single-threaded object: whoever owns it calls `step` while `has_work`.
+
+    `record_fraction` of the requests (chosen by `seed`) are marked for the executor's route recorder.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        seed: int = 0,
+        record_fraction: float = 0.0,
+    ) -> None:
+        self.executor, self.tokenizer = executor, tokenizer
+        self._info = executor.info()
+        self._validator = RequestValidator(self._info, executor.kv_rows, has_tokenizer=tokenizer is not None)
+        self._scheduler = Scheduler(
+            kv_rows=executor.kv_rows,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            eos_token_ids=self._info.eos_token_ids,
+        )
+        self._answers: dict[str, Answer] = {}
+        self._ended: list[Delta] = []
+        self._seed, self._num_added = seed, 0
+        self._record_fraction, self._record_draws = record_fraction, random.Random(seed)
+        self._prompt_tokens = self._generated_tokens = self._steps = 0
+
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def has_work(self) -> bool:
+        """A request is in flight, or a delta waits to be collected by `step`."""
+        return bool(self._answers or self._ended or self._scheduler.has_work)
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raises the RequestError that `add` would raise. Safe to call while another thread steps."""
+        self._validator.check(requests, self._answers)
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queues all of them, or none: raises RequestError at the first that can never run."""
+        limits = self._validator.check(requests, self._answers)
+        for request, max_tokens in zip(requests, limits, strict=True):
+            params, prompt = request.params, request.prompt_token_ids
+            sequence = SchedSequence(
+                request_id=request.request_id,
+                token_ids=list(prompt),
+                num_prompt=len(prompt),
+                max_tokens=max_tokens,
+                params=params,
+                seed=derive_seed(self._seed, self._num_added) if params.seed is None else params.seed,
+                record=self._record_fraction > 0 and self._record_draws.random() < self._record_fraction,
+            )
+            detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(prompt)
+            self._answers[request.request_id] = Answer(sequence, detokenizer)
+            self._scheduler.add(sequence)
+            self._num_added += 1
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; their last delta comes from the next `step`. Unknown ids are ignored."""
+        for request_id in request_ids:
+            answer = self._answers.pop(request_id, None)
+            if answer is not None:
+                self._scheduler.finish(answer.sequence)
+                self._ended.append(answer.abort())
+
+    def abort_all(self) -> None:
+        self.abort(list(self._answers))
+
+    def step(self) -> list[Delta]:
+        """Runs one step, if there is work; deltas in the order they happened. Raises what the executor raises.
+
+        After an exception nothing is lost: `recover` with a working executor continues every request.
+        """
+        deltas, self._ended = self._ended, []
+        plan = self._scheduler.schedule()
+        if plan is None:
+            self.check_integrity()
+            return deltas
+        try:
+            result = self.executor.execute(plan)
+        except BaseException:
+            self._ended = deltas
+            raise
+        self._steps += 1
+        for span in plan.spans:
+            self._prompt_tokens += len(span.token_ids) if span.sample_index == 0 else 0
+        for progress in self._scheduler.update(plan, result):
+            sequence = progress.sequence
+            answer = self._answers[sequence.request_id]
+            delta = answer.delta(progress)
+            self._generated_tokens += len(delta.token_ids)
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                self._scheduler.finish(sequence)
+                del self._answers[sequence.request_id]
+        if not self._answers:
+            self.check_integrity()
+        return deltas
+
+    def recover(self, executor: Executor) -> None:
+        """Continue on `executor`, whose caches are empty: running requests prefill again and keep their tokens."""
+        self.executor = executor
+        self._scheduler.restart()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            waiting=len(self._scheduler.waiting),
+            running=len(self._scheduler.running),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            steps=self._steps,
+            kv_rows_used=self._scheduler.kv.used_rows,
+            kv_rows_total=self._scheduler.kv.num_rows,
+            experts=self.executor.expert_stats(),
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError when rows, slots or the executor's caches are not accounted for."""
+        self._scheduler.check_integrity()
+        self.executor.check_integrity()
+        sequences = {answer.sequence.request_id for answer in self._answers.values()}
+        scheduled = {s.request_id for s in (*self._scheduler.running, *self._scheduler.waiting)}
+        if sequences != scheduled:
+            raise RuntimeError(f"requests answered {sorted(sequences)} but scheduled {sorted(scheduled)}")

@@ -1,0 +1,149 @@
+"""What an engine will hold in memory, worked out from headers before any weight is read."""
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from smoe.core.config import EngineConfig
+from smoe.core.errors import CapacityError, ConfigError
+from smoe.core.expert_memory import ExpertMemory
+from smoe.engine.memory import free_bytes
+from smoe.models.kv import bytes_per_row
+from smoe.models.loading import Checkpoint
+from smoe.models.spec import DecoderSpec, DeltaSpec
+from smoe.offload.shelf import Shelf
+
+_KV_SHARE = 0.25  # of the memory left beside the dense weights, when `auto` divides it between KV and experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """All figures in bytes unless named otherwise.
+
+    `expert_slots` count all layers. `kv_bytes` are touched only as far as sequences fill them. `workspace_bytes`
+    is an estimate of activations in the largest step; `process_bytes` what this process holds before loading.
+    """
+
+    dtype: str
+    max_model_len: int
+    num_moe_layers: int
+    num_experts: int
+    dense_bytes: int
+    expert_bytes: int
+    experts_total_bytes: int
+    slot_bytes: int
+    expert_slots: int
+    experts_resident_bytes: int
+    all_resident: bool
+    kv_rows: int
+    kv_row_bytes: int
+    kv_bytes: int
+    state_bytes: int
+    workspace_bytes: int
+    process_bytes: int
+    free_bytes: int
+
+    @property
+    def slots_per_layer(self) -> float:
+        return self.expert_slots / max(1, self.num_moe_layers)
+
+    @property
+    def new_bytes(self) -> int:
+        """What loading and running will add to this process, at most."""
+        fixed = self.dense_bytes + self.experts_resident_bytes + self.state_bytes + self.workspace_bytes
+        return fixed + self.kv_bytes
+
+    @property
+    def predicted_peak_rss_bytes(self) -> int:
+        return self.process_bytes + self.new_bytes
+
+
+def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
+    """Raises ConfigError for a budget below one expert a layer or above the memory free now, CapacityError when
+    not even one sequence fits beside the weights."""
+    spec, dtype, free = checkpoint.spec, compute_dtype(checkpoint.spec, config), free_bytes()
+    max_model_len = context_length(spec, config)
+    budget = ExpertMemory.parse(config.expert_memory)
+    shelf = Shelf(spec, checkpoint.expert_source, dtype)
+    layers, first = spec.moe_layers, spec.moe(spec.moe_layers[0])
+    sizes = {layer: checkpoint.expert_source(layer, 0).assembled_nbytes(dtype) for layer in layers}
+    total = sum(size * spec.moe(layer).router.num_experts for layer, size in sizes.items())
+    dense = checkpoint.params_nbytes(dtype=dtype)
+    states, workspace = _state_bytes(spec, dtype) * config.max_num_seqs, _workspace_bytes(spec, config)
+    left = free - dense - states - workspace
+    row_bytes = bytes_per_row(spec, dtype)
+    wanted_rows = config.max_num_seqs * max_model_len
+    kv_reserve = min(wanted_rows * row_bytes, int(max(0, left) * _KV_SHARE))
+    if budget.kind == "all":
+        slots, resident = len(layers) * first.router.num_experts, total
+    else:
+        slots = budget.slots(
+            num_layers=len(layers),
+            num_experts=first.router.num_experts,
+            slot_bytes=shelf.slot_bytes,
+            free_bytes=max(0, left - kv_reserve),
+        )
+        resident = slots * shelf.slot_bytes + shelf.staging_bytes
+    if resident > left:
+        limit = f"{resident} bytes of experts, but {max(0, left)} bytes are free beside the other weights; try auto"
+        raise ConfigError("expert_memory", config.expert_memory, limit)
+    rows = min(wanted_rows, (left - resident) // row_bytes) if row_bytes else wanted_rows
+    if rows < 2:
+        raise CapacityError(f"KV memory: {left - resident} bytes are left for rows of {row_bytes} bytes")
+    return MemoryPlan(
+        dtype=str(dtype).removeprefix("torch."),
+        max_model_len=max_model_len,
+        num_moe_layers=len(layers),
+        num_experts=first.router.num_experts,
+        dense_bytes=dense,
+        expert_bytes=sizes[layers[0]],
+        experts_total_bytes=total,
+        slot_bytes=shelf.slot_bytes,
+        expert_slots=slots,
+        experts_resident_bytes=resident,
+        all_resident=budget.kind == "all",
+        kv_rows=rows,
+        kv_row_bytes=row_bytes,
+        kv_bytes=rows * row_bytes,
+        state_bytes=states,
+        workspace_bytes=workspace,
+        process_bytes=int(psutil.Process().memory_info().rss),
+        free_bytes=free,
+    )
+
+
+def compute_dtype(spec: DecoderSpec, config: EngineConfig) -> torch.dtype:
+    """The dtype of the arithmetic; `auto` is the checkpoint's own, and fp32 for fp16, which has no kernels."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if spec.checkpoint_dtype == "bfloat16" else torch.float32
+    return torch.float32 if config.dtype == "float32" else torch.bfloat16
+
+
+def context_length(spec: DecoderSpec, config: EngineConfig) -> int:
+    """Raises ConfigError when more is asked for than the model has positions for."""
+    if config.max_model_len is None:
+        return spec.max_positions
+    if not 2 <= config.max_model_len <= spec.max_positions:
+        raise ConfigError("max_model_len", config.max_model_len, f"2 to the model's {spec.max_positions} positions")
+    return config.max_model_len
+
+
+def _state_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
+    """Recurrent state of one sequence."""
+    total = 0
+    for layer in spec.layers:
+        delta = layer.attention
+        if isinstance(delta, DeltaSpec):
+            channels = 2 * delta.num_key_heads * delta.key_head_dim + delta.num_value_heads * delta.value_head_dim
+            total += channels * (delta.conv_kernel - 1) * dtype.itemsize
+            total += delta.num_value_heads * delta.key_head_dim * delta.value_head_dim * 4
+    return total
+
+
+def _workspace_bytes(spec: DecoderSpec, config: EngineConfig) -> int:
+    """fp32 values alive at once: residual stream and one layer's expert outputs a row, logits a sequence (also as
+    fp64 while sampling)."""
+    top_k = max(spec.moe(layer).router.top_k for layer in spec.moe_layers)
+    rows = config.max_num_batched_tokens * spec.hidden * (8 + top_k)
+    return 4 * (rows + 8 * config.max_num_seqs * spec.vocab)

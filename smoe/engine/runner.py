@@ -1,0 +1,127 @@
+"""Runner: carries out step plans on one device: batch, forward, sampling."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from smoe.core.errors import StoreError
+from smoe.core.model_info import ModelInfo
+from smoe.core.stats import ExpertStats
+from smoe.core.step import SampledToken, SpanPlan, StepPlan, StepResult
+from smoe.engine.recorder import RouteRecorder
+from smoe.engine.sampler import sample
+from smoe.models.bank import ExpertBank, ResidentBank
+from smoe.models.batch import Batch
+from smoe.models.kv import KVCache
+from smoe.models.spec import DecoderSpec, DeltaSpec
+
+
+class Forward(Protocol):
+    """The part of a Decoder that a runner uses."""
+
+    spec: DecoderSpec
+
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor: ...
+
+
+class Runner:
+    """An Executor (smoe.core.step) in this process; the calling thread computes.
+
+    Expert weights that cannot be read end only the requests that need them. Any other exception leaves the KV
+    cache in an unknown state: every sequence must prefill again.
+    """
+
+    def __init__(
+        self,
+        decoder: Forward,
+        kv: KVCache,
+        bank: ExpertBank,
+        info: ModelInfo,
+        *,
+        device: torch.device | str = "cpu",
+        recorder: RouteRecorder | None = None,
+    ) -> None:
+        self._decoder, self._kv, self._bank, self._info = decoder, kv, bank, info
+        self._device, self._recorder = device, recorder
+        delta = [i for i, layer in enumerate(decoder.spec.layers) if isinstance(layer.attention, DeltaSpec)]
+        # KV rows can be written twice, a recurrent state cannot: a step that may fail halfway needs a copy to retry.
+        self._fragile_layers = [] if isinstance(bank, ResidentBank) else delta
+        self._closed = False
+
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def kv_rows(self) -> int:
+        return self._kv.num_rows
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        saved = self._save_states(plan.spans)
+        try:
+            return self._execute(plan)
+        except StoreError as error:
+            if len(plan.spans) == 1:
+                return StepResult(tokens=(SampledToken(None, error=f"store: {error}"),))
+        self._restore_states(plan.spans, saved)
+        return StepResult(tokens=tuple(self._execute_alone(span) for span in plan.spans))
+
+    def expert_stats(self) -> ExpertStats:
+        return self._bank.stats()
+
+    def check_integrity(self) -> None:
+        self._bank.check_integrity()
+
+    def shutdown(self) -> None:
+        """Writes the recorded routes and frees the experts. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._recorder is not None:
+                self._recorder.write()
+        finally:
+            self._bank.close()
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        recorder, spans = self._recorder, plan.spans
+        batch_spans: list[tuple[list[int] | tuple[int, ...], int, int, int]]
+        batch_spans = [(span.token_ids, span.kv_start, span.past, span.state_slot) for span in spans]
+        logit_rows: list[int] = []
+        row = -1
+        for span in spans:
+            row += len(span.token_ids)
+            if span.sample is not None:
+                logit_rows.append(row)
+        sink = None if recorder is None else recorder.begin(plan)
+        # A step of prompt chunks alone wants no logits; one row keeps every shape non-empty.
+        wanted = logit_rows or [row]
+        batch = Batch.build(batch_spans, logit_rows=wanted, device=self._device, route_sink=sink)
+        logits_MV = self._decoder.forward(batch, self._kv)
+        if recorder is not None:
+            recorder.commit(plan)
+        draws = [(span.sample, span.seed, span.sample_index) for span in spans if span.sample is not None]
+        if not draws:
+            return StepResult(tokens=(None,) * len(spans))
+        sampled = iter(sample(logits_MV, draws))
+        return StepResult(tokens=tuple([None if span.sample is None else next(sampled) for span in spans]))
+
+    def _execute_alone(self, span: SpanPlan) -> SampledToken | None:
+        try:
+            return self._execute(StepPlan(spans=(span,))).tokens[0]
+        except StoreError as error:
+            return SampledToken(None, error=f"store: {error}")
+
+    def _save_states(self, spans: Sequence[SpanPlan]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        if not self._fragile_layers:
+            return []
+        slots = [span.state_slot for span in spans]
+        layers = [self._kv.layers[layer] for layer in self._fragile_layers]
+        return [(cache.first[slots].clone(), cache.second[slots].clone()) for cache in layers]
+
+    def _restore_states(self, spans: Sequence[SpanPlan], saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        slots = [span.state_slot for span in spans]
+        for layer, (first, second) in zip(self._fragile_layers, saved, strict=True):
+            self._kv.layers[layer].first[slots] = first
+            self._kv.layers[layer].second[slots] = second
