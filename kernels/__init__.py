@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from smoe.kernels.attention import Attention, Rows
+    from smoe.kernels.delta import GatedDelta
     from smoe.kernels.experts import ExpertTable, ExpertTensors
+    from smoe.kernels.latent import LatentAttention
     from smoe.kernels.linear import Linear
     from smoe.kernels.memory import alloc_huge
     from smoe.kernels.mixture import moe, moe_combine, moe_pairs
@@ -21,7 +23,9 @@ _HOMES = {
     "Attention": "attention",
     "ExpertTable": "experts",
     "ExpertTensors": "experts",
+    "GatedDelta": "delta",
     "GatedMLP": "mlp",
+    "LatentAttention": "latent",
     "LayerNorm": "norm",
     "Linear": "linear",
     "RMSNorm": "norm",
@@ -37,7 +41,9 @@ __all__ = [
     "Attention",
     "ExpertTable",
     "ExpertTensors",
+    "GatedDelta",
     "GatedMLP",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "RMSNorm",

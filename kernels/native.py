@@ -60,6 +60,24 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Mla(ctypes.Structure):
+    """Mirror of Mla in common.h."""
+
+    _fields_ = [
+        *(("num_heads", c_int64), ("latent", c_int64), ("nope", c_int64), ("rope", c_int64), ("value", c_int64)),
+        *(("key_up", c_void_p), ("value_up", c_void_p), ("norm", Norm), ("wtype", c_int32), ("scale", c_float)),
+    ]
+
+
+class Delta(ctypes.Structure):
+    """Mirror of Delta in common.h."""
+
+    _fields_ = [
+        *(("key_heads", c_int64), ("value_heads", c_int64), ("key_dim", c_int64), ("value_dim", c_int64)),
+        *(("taps", c_int64), ("conv", c_void_p), ("rate", c_void_p), ("dt_bias", c_void_p), ("norm", Norm)),
+    ]
+
+
 _P, _I, _L = c_void_p, c_int, c_int64
 # After the thread count, which leads every list. Order as in common.h.
 SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -69,6 +87,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "topk": (_P, _L, _L, _L, _I, _P, _P),
     "moe": (_P, _P, _I, _L, _L, _P, _P, _P, _P, _P, _P, _I),
     "combine": (_P, _L, _L, _L, _P, _P, _P, _I, _P, _I),
+    "mla": (_P, _P, _P, _I, _L, _P, _P, _P, _P, _P, _P, _P),
+    "delta": (_P, _P, _I, _L, _P, _L, _P, _P, _P),
 }
 
 

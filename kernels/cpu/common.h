@@ -45,6 +45,23 @@ typedef struct {
     float scale;
 } Attention;
 
+typedef struct {
+    int64_t num_heads, latent, nope, rope, value;
+    const void *key_up;   /* [num_heads, latent, nope] */
+    const void *value_up; /* [num_heads, value, latent] */
+    Norm norm;            /* of the latent */
+    int32_t wtype;
+    float scale;
+} Mla;
+
+typedef struct {
+    int64_t key_heads, value_heads, key_dim, value_dim, taps;
+    const float *conv;    /* [taps, channels] */
+    const float *rate;    /* [value_heads]: -exp(A_log) */
+    const float *dt_bias; /* [value_heads] */
+    Norm norm;            /* of each head's output */
+} Delta;
+
 /* What the threads of one parallel region share. */
 typedef struct {
     _Alignas(64) atomic_int arrived;
@@ -99,4 +116,12 @@ static inline size_t type_size(int type) { return type == BF16 ? 2 : 4; }
     X(combine,                                                                                                       \
       (int threads, const float *pairs, int64_t t, int64_t k, int64_t d, const int32_t *ids, const float *weights,                \
        const void *residual, int rtype, void *y, int ytype),                                                         \
-      (threads, pairs, t, k, d, ids, weights, residual, rtype, y, ytype))
+      (threads, pairs, t, k, d, ids, weights, residual, rtype, y, ytype)) \
+    X(mla,                                                                                                           \
+      (int threads, const Mla *mla, const void *q, const void *kv, int xtype, int64_t t, const float *cos, const float *sin,      \
+       const int64_t *kv_start, const int64_t *pos, void *latents, void *keys, void *out),                           \
+      (threads, mla, q, kv, xtype, t, cos, sin, kv_start, pos, latents, keys, out))                                           \
+    X(delta,                                                                                                         \
+      (int threads, const Delta *net, const void *x, int xtype, int64_t t, const int64_t *spans, int64_t num_spans,           \
+       float *tails, float *states, void *out),                                                                      \
+      (threads, net, x, xtype, t, spans, num_spans, tails, states, out))
