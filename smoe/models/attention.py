@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from smoe.kernels import Attention, LayerNorm, Linear, RMSNorm
+from smoe.models.activations import sigmoid
 from smoe.models.batch import StepContext
 from smoe.models.kv import LayerCache
 from smoe.models.rope import RopeTables
@@ -62,7 +63,7 @@ class GQAAttention:
             qkv_TX, gate_TX = self._prepare(qkv_TX)
         out_TX = self._attention(qkv_TX, cos_TR, sin_TR, context.batch.rows, cache.first, cache.second)
         if gate_TX is not None:
-            out_TX = out_TX * gate_TX.sigmoid()
+            out_TX = out_TX * sigmoid(gate_TX.float()).to(out_TX.dtype)
         return self._out(out_TX, x_TD)
 
     def _prepare(self, qkv_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from smoe.kernels import GatedMLP, LayerNorm, Linear, RMSNorm
+from smoe.models.activations import sigmoid
 from smoe.models.bank import ExpertBank
 from smoe.models.batch import StepContext
 from smoe.models.router import Router
@@ -39,7 +40,7 @@ class MoEBlock:
         self._router = Router(spec.router, params, f"{prefix}.router")
         self._shared = _gated_mlp(params, f"{prefix}.shared", act=spec.activation) if spec.shared_ffn else None
         gate = params[f"{prefix}.shared_gate.weight"] if spec.shared_gate else None
-        self._shared_gate = None if gate is None else Linear(gate)
+        self._shared_gate = None if gate is None else Linear(gate, out_dtype=torch.float32)
 
     def __call__(self, x_TD: torch.Tensor, context: StepContext) -> torch.Tensor:
         h_TD = self._norm(x_TD)
@@ -51,7 +52,8 @@ class MoEBlock:
             if self._shared_gate is None:
                 residual_TD = self._shared(h_TD, x_TD)
             else:
-                residual_TD = torch.addcmul(x_TD, self._shared_gate(h_TD).sigmoid(), self._shared(h_TD))
+                # Not addcmul, whose vector and scalar parts may fuse differently.
+                residual_TD = x_TD + sigmoid(self._shared_gate(h_TD)).to(x_TD.dtype) * self._shared(h_TD)
         return self._bank.apply(self._layer, h_TD, ids_TK, weights_TK, residual_TD)
 
 

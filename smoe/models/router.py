@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from smoe.kernels import Linear, topk_softmax
+from smoe.models.activations import sigmoid
 from smoe.models.spec import RouterSpec
 
 Params = Mapping[str, torch.Tensor]
@@ -56,7 +57,7 @@ def choose(spec: RouterSpec, logits_TE: torch.Tensor, bias_E: torch.Tensor | Non
         weights_TK, ids_TK = logits_TE.topk(spec.top_k, dim=1)
         weights_TK = weights_TK.softmax(dim=1)
     else:
-        scores_TE = logits_TE.sigmoid() if spec.scoring == "sigmoid" else logits_TE.softmax(dim=1)
+        scores_TE = sigmoid(logits_TE) if spec.scoring == "sigmoid" else logits_TE.softmax(dim=1)
         selection_TE = scores_TE if bias_E is None else scores_TE + bias_E
         if spec.num_groups > 1:
             selection_TE = _mask_groups(spec, selection_TE)
