@@ -106,7 +106,7 @@ class Attention:
     ) -> Tensor:
         """The torch twin: one sequence at a time."""
         d, heads, kv_heads = self.head_dim, self.num_heads, self.num_kv_heads
-        q_THd, k_TGd, v_TGd = torch.split(qkv_TX.view(-1, heads + 2 * kv_heads, d), (heads, kv_heads, kv_heads), 1)
+        q_THd, k_TGd, v_TGd = torch.split(qkv_TX.view(-1, heads + 2 * kv_heads, d), [heads, kv_heads, kv_heads], 1)
         q_THd = _rotate(_normed(q_THd, self.q_norm), cos_TR, sin_TR)
         k_TGd = _rotate(_normed(k_TGd, self.k_norm), cos_TR, sin_TR)
         at_T = rows.kv_start_T + rows.pos_T
@@ -146,6 +146,6 @@ def _rotate(x_THd: Tensor, cos_TR: Tensor | None, sin_TR: Tensor | None) -> Tens
     if cos_TR is None or sin_TR is None:
         return x_THd
     half = cos_TR.shape[1]
-    u, v, rest = torch.split(x_THd, (half, half, x_THd.shape[2] - 2 * half), 2)
+    u, v, rest = torch.split(x_THd, [half, half, x_THd.shape[2] - 2 * half], 2)
     cos, sin = cos_TR[:, None], sin_TR[:, None]
     return torch.cat([u * cos - v * sin, v * cos + u * sin, rest], 2)
