@@ -1,0 +1,184 @@
+"""RayClient: an EngineClient whose engine is a group of actors."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from smoe.actors.controller import Begin, Controller, GroupState, Stop
+from smoe.actors.group import Group, GroupPlan
+from smoe.actors.launch import RaySession, open_ray
+from smoe.actors.outcome import one_line, unwrap
+from smoe.core.config import EngineConfig
+from smoe.core.errors import RequestError, StartupError
+from smoe.core.model_info import ModelInfo
+from smoe.core.request import Delta, FinishReason, Request, Usage
+from smoe.core.stats import EngineStats
+
+log = logging.getLogger(__name__)
+
+# A poll at the engine ends at least this often, so that one abandoned by its client frees its thread.
+_LONG_POLL_S = 5.0
+_WATCH_S = 0.5
+
+
+class RayClient:
+    """Starts the actors when made, and keeps them running: lost shards are replaced while requests wait.
+
+    Raises StartupError, or the error that kept the model from loading. One poll is always on its way to the
+    engine, so that deltas travel as soon as they exist.
+    """
+
+    def __init__(self, config: EngineConfig, plan: GroupPlan) -> None:
+        self._session: RaySession = open_ray(plan.num_shards * plan.threads)
+        self._group = Group(config, plan)
+        self._controller = Controller(self._group)
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="controller", daemon=True)
+        self._in_flight: dict[str, Usage] = {}
+        self._lock = threading.Lock()  # of `_in_flight`
+        self._polling = threading.Lock()  # held for a whole poll
+        self._poll: Any = None
+        try:
+            state = self._controller.handle(Begin())
+            if state.error is not None:
+                raise state.error
+            self._info: ModelInfo = ray.get(self._group.engine.info.remote())
+        except BaseException:
+            self.shutdown()
+            raise
+        self._watcher.start()
+
+    def info(self) -> ModelInfo:
+        self._check_open()
+        return self._info
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._check_open()
+        batch = tuple(requests)
+        new = {r.request_id: Usage(len(r.prompt_token_ids), 0) for r in batch}
+        with self._lock:
+            for request_id in new.keys() & self._in_flight.keys():
+                raise RequestError("request_id", request_id, "unique among requests in flight")
+            self._in_flight.update(new)  # before the engine has them, since a delta may be faster than its answer
+        try:
+            unwrap(self._call("submit", batch))
+        except BaseException:
+            with self._lock:
+                for request_id in new:
+                    self._in_flight.pop(request_id, None)
+            raise
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._check_open()
+        unwrap(self._call("abort", tuple(request_ids)))
+
+    def poll(self, timeout_s: float | None = None) -> list[Delta]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._polling:
+            self._check_open()
+            while True:
+                if self._closing.is_set():
+                    return self._end_all("abort", None)
+                if self._group.error is not None:
+                    return self._end_all("error", str(self._group.error))
+                with self._lock:
+                    if not self._in_flight:
+                        return []
+                left = _WATCH_S if deadline is None else min(_WATCH_S, max(0.0, deadline - time.monotonic()))
+                deltas = self._try_poll(left)
+                if deltas:
+                    return self._account(deltas)
+                if deadline is not None and time.monotonic() >= deadline:
+                    return []
+
+    def decode_text(self, token_ids: Sequence[int]) -> str | None:
+        text: str | None = self._call("decode_text", tuple(token_ids))
+        return text
+
+    def encode_text(self, text: str) -> list[int]:
+        ids: list[int] = unwrap(self._call("encode_text", text))
+        return ids
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        ids: list[int] = unwrap(self._call("encode_chat", list(messages)))
+        return ids
+
+    def stats(self) -> EngineStats:
+        stats: EngineStats = unwrap(self._call("stats"))
+        return stats
+
+    def state(self) -> GroupState:
+        """Of the group of shards: its phase, and the losses so far."""
+        return self._controller.state
+
+    def shutdown(self) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._watcher.is_alive():
+            if self._controller.state.phase != "running":
+                self._group.kill_shards()  # ends a load that would otherwise be waited for
+            self._watcher.join()
+        self._controller.handle(Stop())
+        with self._polling:  # a poll on another thread has by now seen its engine go
+            self._session.close()
+
+    def _call(self, method: str, *args: Any) -> Any:
+        self._check_open()
+        if self._group.error is not None:
+            raise self._group.error
+        try:
+            return ray.get(getattr(self._group.engine, method).remote(*args))
+        except RayError as error:
+            raise StartupError(f"the engine process died ({one_line(error)})") from error
+
+    def _try_poll(self, timeout_s: float) -> list[Delta]:
+        if self._poll is None:
+            self._poll = self._group.engine.poll.remote(_LONG_POLL_S)
+        try:
+            deltas: list[Delta] = ray.get(self._poll, timeout=timeout_s)
+        except GetTimeoutError:
+            return []
+        except RayError:
+            # The controller's watch sees this too, and says why.
+            self._poll = None
+            self._closing.wait(_WATCH_S)
+            return []
+        self._poll = self._group.engine.poll.remote(_LONG_POLL_S)
+        return deltas
+
+    def _account(self, deltas: list[Delta]) -> list[Delta]:
+        with self._lock:
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    self._in_flight.pop(delta.request_id, None)
+                else:
+                    usage = self._in_flight[delta.request_id]
+                    counted = usage.completion_tokens + len(delta.token_ids)
+                    self._in_flight[delta.request_id] = Usage(usage.prompt_tokens, counted)
+        return deltas
+
+    def _end_all(self, reason: FinishReason, error: str | None) -> list[Delta]:
+        """Last deltas for everything in flight, when the engine will not send them any more."""
+        with self._lock:
+            ended, self._in_flight = self._in_flight, {}
+        return [
+            Delta(request_id=request_id, text="", token_ids=(), finish_reason=reason, usage=usage, error=error)
+            for request_id, usage in ended.items()
+        ]
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            event = self._group.watch(_WATCH_S)
+            if event is not None and not self._closing.is_set():
+                log.warning("%s", event)
+                self._controller.handle(event)
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise RuntimeError("the engine has been shut down")

@@ -1,0 +1,185 @@
+"""Engine: the actor that owns the scheduler and drives the shards, one step after another, on a thread of its own."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from smoe.actors.executor import RayExecutor
+from smoe.actors.links import Link
+from smoe.actors.outcome import Failed, attempt, one_line
+from smoe.actors.shard import ShardReady
+from smoe.core.config import EngineConfig
+from smoe.core.errors import RequestError
+from smoe.core.model_info import ModelInfo
+from smoe.core.request import Delta, Request
+from smoe.core.stats import EngineStats
+from smoe.engine.core import EngineCore
+from smoe.engine.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Engine:
+    """Methods are called by Ray on threads of their own and are answered while a step runs.
+
+    Whatever touches the scheduler is queued and carried out between two steps, so the scheduler needs no lock.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._tokenizer = ThreadPoolExecutor(1).submit(attempt, lambda: _load_tokenizer(config))
+        self._core: EngineCore | None = None
+        self._link: Link | None = None
+        self._lost: str | None = None
+        self._stopping = False
+        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._outbox: list[Delta] = []
+        # One lock for all of the above; `_wake` is for the step thread, `_news` for those who wait for results.
+        lock = threading.Lock()
+        self._wake = threading.Condition(lock)
+        self._news = threading.Condition(lock)
+        self._thread = threading.Thread(target=self._loop, name="steps", daemon=True)
+        self._thread.start()
+
+    def attach(self, ready: ShardReady, make_link: Callable[[], Link]) -> None | Failed:
+        """Connects loaded shards: first the engine starts with them, later they replace lost ones."""
+        tokenizer = self._tokenizer.result()
+        if isinstance(tokenizer, Failed):
+            return tokenizer
+        return self._between_steps(lambda: self._attach(ready, make_link, tokenizer))
+
+    def until_lost(self) -> str:
+        """Waits until the shards fail, and says the first cause."""
+        with self._news:
+            self._news.wait_for(lambda: self._lost is not None)
+            return str(self._lost)
+
+    def info(self) -> ModelInfo:
+        return self._started().info()
+
+    def submit(self, requests: Sequence[Request]) -> None | Failed:
+        return self._between_steps(lambda: self._started().add(requests))
+
+    def abort(self, request_ids: Sequence[str]) -> None | Failed:
+        return self._between_steps(lambda: self._started().abort(request_ids))
+
+    def stats(self) -> EngineStats | Failed:
+        """`peak_rss_bytes` is the sum over this process and the shards'."""
+        return self._between_steps(self._stats)
+
+    def poll(self, timeout_s: float) -> list[Delta]:
+        """Deltas since the last call; waits for one at most `timeout_s`."""
+        with self._news:
+            self._news.wait_for(lambda: self._outbox, timeout_s)
+            deltas, self._outbox = self._outbox, []
+            return deltas
+
+    def decode_text(self, token_ids: Sequence[int]) -> str | None:
+        tokenizer = self._started().tokenizer
+        return None if tokenizer is None else tokenizer.decode(token_ids)
+
+    def encode_text(self, text: str) -> list[int] | Failed:
+        return attempt(lambda: self._need_tokenizer("prompt", text).encode(text))
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int] | Failed:
+        return attempt(lambda: self._need_tokenizer("messages", messages).encode_chat(messages))
+
+    def stop(self) -> None | Failed:
+        """Ends the loop after the step in flight, and the shards' executors with it."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+        if self._core is None or self._lost is not None:
+            return None
+        return attempt(self._core.executor.shutdown)
+
+    def _attach(self, ready: ShardReady, make_link: Callable[[], Link], tokenizer: Tokenizer | None) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = make_link()
+        executor = RayExecutor(ready, self._link)
+        if self._core is None:
+            config = self._config
+            self._core = EngineCore(
+                executor,
+                tokenizer,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                seed=config.seed,
+                record_fraction=config.record_fraction if config.record_routes else 0.0,
+            )
+        else:
+            executor.count_from(self._core.executor)
+            self._core.recover(executor)
+        with self._news:
+            self._lost = None
+
+    def _stats(self) -> EngineStats:
+        core = self._started()
+        stats = core.stats()
+        if self._lost is not None:
+            return stats
+        assert isinstance(core.executor, RayExecutor)
+        return replace(stats, peak_rss_bytes=stats.peak_rss_bytes + core.executor.peak_rss_bytes())
+
+    def _started(self) -> EngineCore:
+        assert self._core is not None, "attach comes first"
+        return self._core
+
+    def _need_tokenizer(self, field: str, value: object) -> Tokenizer:
+        tokenizer = self._started().tokenizer
+        if tokenizer is None:
+            raise RequestError(field, value, "token ids: this model folder has no tokenizer")
+        return tokenizer
+
+    def _between_steps(self, call: Callable[[], T]) -> T | Failed:
+        """Runs the call on the step thread and waits for it."""
+        future: Future[T | Failed] = Future()
+        with self._wake:
+            if self._stopping:
+                raise RuntimeError("the engine was stopped")
+            self._commands.append((call, future))
+            self._wake.notify()
+        return future.result()
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._stopping or self._commands or self._can_step())
+                commands, self._commands = self._commands, deque()
+                stopping = self._stopping
+            for call, future in commands:
+                future.set_result(attempt(call))
+            if stopping:
+                return
+            if self._can_step():
+                self._step()
+
+    def _can_step(self) -> bool:
+        return self._core is not None and self._lost is None and self._core.has_work
+
+    def _step(self) -> None:
+        try:
+            deltas = self._started().step()
+        except Exception as error:
+            log.exception("a step failed; waiting for new shards")
+            with self._news:
+                self._lost = str(error) or one_line(error)
+                self._news.notify_all()
+            return
+        with self._news:
+            self._outbox.extend(deltas)
+            self._news.notify_all()
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:
+    from smoe.engine.tokenizer import load_tokenizer
+    from smoe.models.loading.config import model_folder
+
+    return load_tokenizer(model_folder(config.model))

@@ -1,0 +1,71 @@
+"""RayExecutor: the shards of one model, seen as one Executor."""
+
+import threading
+from dataclasses import fields
+
+from smoe.actors.links import Link, ShardsLost
+from smoe.actors.shard import ShardReady
+from smoe.core.model_info import ModelInfo
+from smoe.core.stats import ExpertStats
+from smoe.core.step import Executor, StepPlan, StepResult
+
+
+class RayExecutor:
+    """Every rank gets the same plan; rank 0's answer counts, since sampling happens there.
+
+    Methods may be called from any thread: a lock keeps one message in flight, so `expert_stats` waits for the step.
+    """
+
+    def __init__(self, ready: ShardReady, link: Link) -> None:
+        self._ready = ready
+        self._link = link
+        self._lock = threading.Lock()
+        self._before = self._own = ExpertStats()
+
+    def count_from(self, earlier: Executor) -> None:
+        """Goes on from the counts of the executor that this one replaces, so that they never run backwards."""
+        self._before = earlier.expert_stats()
+
+    def info(self) -> ModelInfo:
+        return self._ready.info
+
+    @property
+    def kv_rows(self) -> int:
+        return self._ready.kv_rows
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        with self._lock:
+            result: StepResult = self._link.call("execute", plan)[0]
+        return result
+
+    def expert_stats(self) -> ExpertStats:
+        """Of rank 0. Once the shards are lost: what they said last."""
+        with self._lock:
+            try:
+                self._own = self._link.call("expert_stats")[0]
+            except ShardsLost:  # whoever executes next learns of it
+                pass
+            return _plus(self._before, self._own)
+
+    def peak_rss_bytes(self) -> int:
+        """Of all shard processes together."""
+        with self._lock:
+            return sum(self._link.call("peak_rss_bytes"))
+
+    def check_integrity(self) -> None:
+        with self._lock:
+            self._link.call("check_integrity")
+
+    def shutdown(self) -> None:
+        """Ends the executors of living shards; closing the link does not wait for dead ones."""
+        with self._lock:
+            self._link.call("shutdown")
+        self._link.close()
+
+
+def _plus(before: ExpertStats, own: ExpertStats) -> ExpertStats:
+    """Counts add up; of the two levels the later budget and the higher peak hold."""
+    counts = {f.name: getattr(before, f.name) + getattr(own, f.name) for f in fields(ExpertStats)}
+    counts["budget_bytes"] = own.budget_bytes or before.budget_bytes
+    counts["peak_bytes"] = max(before.peak_bytes, own.peak_bytes)
+    return ExpertStats(**counts)

@@ -1,0 +1,119 @@
+"""A Ray to run on: the cluster at RAY_ADDRESS, the one already connected, or a small local one started here."""
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+from smoe.core.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "smoe-ray-"
+_OBJECT_STORE_BYTES = 80 * 2**20
+# Ray puts sockets about 75 characters below its directory, and a socket's path has at most 107.
+_MAX_TMP_LENGTH = 20
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+class RaySession:
+    """A connection to Ray; `close` undoes what making it did, and no more. Close may be called twice."""
+
+    def __init__(self, *, connected: bool, directory: Path | None) -> None:
+        self._connected = connected
+        self._directory = directory
+
+    @property
+    def local(self) -> bool:
+        """Whether this session started the Ray it uses."""
+        return self._directory is not None
+
+    def close(self) -> None:
+        import ray
+
+        if self._connected:
+            self._connected = False
+            ray.shutdown()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+
+def open_ray(num_cpus: int) -> RaySession:
+    """Connects, starting a local Ray with `num_cpus` when there is no other. Raises StartupError."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None:
+        _own_token()
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    import ray
+
+    if ray.is_initialized():
+        return RaySession(connected=False, directory=None)
+    if address is not None:
+        return _connect(address)
+    return _start(num_cpus)
+
+
+def _connect(address: str) -> RaySession:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise StartupError(f"RAY_ADDRESS: {address!r} (a running Ray cluster; {first})") from error
+    return RaySession(connected=True, directory=None)
+
+
+def _start(num_cpus: int) -> RaySession:
+    import ray
+
+    root = Path(tempfile.gettempdir())
+    if len(str(root)) > _MAX_TMP_LENGTH:
+        root = Path("/tmp")
+    _sweep(root)
+    directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+    session = RaySession(connected=True, directory=directory)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            _temp_dir=str(directory),
+        )
+    except BaseException as error:
+        session.close()
+        if not isinstance(error, Exception):
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise StartupError(f"the local Ray did not start ({first})") from error
+    return session
+
+
+def _own_token() -> None:
+    """Authenticates the local Ray with a token of this process, instead of one that Ray would write to ~/.ray."""
+    chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
+    if not chosen and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _sweep(root: Path) -> None:
+    """Removes directories of ours whose process was killed before it could."""
+    for directory in root.glob(f"{_PREFIX}*"):
+        pid = directory.name.removeprefix(_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(OSError):  # another process of the same user may be sweeping too
+                shutil.rmtree(directory)

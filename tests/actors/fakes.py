@@ -1,0 +1,94 @@
+"""Stand-ins for a runner: no tensors, but a cache that must have been filled for the answers to be right."""
+
+import zlib
+
+from smoe.core.config import EngineConfig
+from smoe.core.errors import CheckpointError
+from smoe.core.model_info import ModelInfo
+from smoe.core.stats import ExpertStats
+from smoe.core.step import SampledToken, StepPlan, StepResult
+
+VOCAB = 100
+INFO = ModelInfo(
+    name="fake",
+    family="fake",
+    fingerprint="f" * 8,
+    dtype="float32",
+    vocab_size=VOCAB,
+    max_model_len=512,
+    num_layers=1,
+    moe_layers=(0,),
+    num_experts=4,
+    top_k=2,
+    expert_bytes=8,
+    dense_bytes=8,
+    eos_token_ids=(),
+    has_tokenizer=False,
+)
+
+
+class FakeExecutor:
+    """The next token is a checksum of all rows of its sequence, so a row never prefilled changes every later token."""
+
+    def __init__(self, kv_rows: int = 1024, die_after: int | None = None) -> None:
+        self._rows: list[int | None] = [None] * kv_rows
+        self._steps, self._die_after = 0, die_after
+        self.closed = False
+
+    def info(self) -> ModelInfo:
+        return INFO
+
+    @property
+    def kv_rows(self) -> int:
+        return len(self._rows)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._steps += 1
+        if self._steps == self._die_after:
+            raise RuntimeError("the device fell off the bus")
+        tokens: list[SampledToken | None] = []
+        for span in plan.spans:
+            start = span.kv_start + span.past
+            self._rows[start : start + len(span.token_ids)] = span.token_ids
+            tokens.append(None if span.sample is None else SampledToken(self._next(span.kv_start, start + len(span.token_ids))))
+        return StepResult(tokens=tuple(tokens))
+
+    def _next(self, start: int, end: int) -> int:
+        return zlib.crc32(repr(self._rows[start:end]).encode()) % VOCAB
+
+    def expert_stats(self) -> ExpertStats:
+        return ExpertStats(hits=self._steps, budget_bytes=64, peak_bytes=32)
+
+    def check_integrity(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self.closed = True
+
+
+def build(config: EngineConfig) -> FakeExecutor:
+    return FakeExecutor()
+
+
+def build_broken(config: EngineConfig) -> FakeExecutor:
+    raise CheckpointError("model.safetensors: tensor `x` is missing")
+
+
+def build_buggy(config: EngineConfig) -> FakeExecutor:
+    raise KeyError("layers.0")
+
+
+def build_killed(config: EngineConfig) -> FakeExecutor:
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def expected_tokens(prompt: list[int], count: int) -> list[int]:
+    """What a FakeExecutor answers to a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(zlib.crc32(repr(tokens).encode()) % VOCAB)
+    return tokens[len(prompt) :]
