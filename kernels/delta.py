@@ -86,11 +86,11 @@ class GatedDelta:
 
     def _token(self, x_X: Tensor, tail_WC: Tensor, state_HKV: Tensor) -> Tensor:
         heads, keys = self.value_heads, self.key_heads * self.key_dim
-        mixed_C, z_X, b_H, a_H = x_X.split([self.channels, heads * self.value_dim, heads, heads])
+        mixed_C, z_X, b_H, a_H = torch.split(x_X, [self.channels, heads * self.value_dim, heads, heads])
         window_WC = torch.cat((tail_WC, mixed_C.unsqueeze(0)))
         tail_WC.copy_(window_WC[1:])
         mixed_C = functional.silu((self.conv_WC * window_WC).sum(0))
-        q_X, k_X, v_X = mixed_C.split([keys, keys, heads * self.value_dim])
+        q_X, k_X, v_X = torch.split(mixed_C, [keys, keys, heads * self.value_dim])
         q_HK1, k_HK1 = (self._unit(part).unsqueeze(2) for part in (q_X, k_X))
         state_HKV.mul_((self.rate_H * functional.softplus(a_H + self.dt_bias_H)).exp().view(-1, 1, 1))
         held_HV = (state_HKV * k_HK1).sum(1)

@@ -70,10 +70,10 @@ class LatentAttention:
         self, q_TX: Tensor, kv_TX: Tensor, cos_TR: Tensor, sin_TR: Tensor, rows: Rows, latents: Tensor, keys: Tensor
     ) -> Tensor:
         """The torch twin: row by row, so that its sums too depend on the row's own context only."""
-        q_THX = q_TX.float().unflatten(1, (self.num_heads, -1))
-        q_nope_THN, q_rope_THR = q_THX.split([self.nope, self.rope_dim], dim=2)
+        q_THX = q_TX.float().view(len(q_TX), self.num_heads, -1)
+        q_nope_THN, q_rope_THR = torch.split(q_THX, [self.nope, self.rope_dim], dim=2)
         q_rope_THR = _rotate(q_rope_THR, cos_TR.unsqueeze(1), sin_TR.unsqueeze(1))
-        latent_TL, key_TR = kv_TX.split([self.latent, self.rope_dim], dim=1)
+        latent_TL, key_TR = torch.split(kv_TX, [self.latent, self.rope_dim], dim=1)
         at_T = rows.kv_start_T + rows.pos_T
         latents.index_copy_(0, at_T, self.norm.reference(latent_TL).to(latents.dtype))
         keys.index_copy_(0, at_T, _rotate(key_TR.float(), cos_TR, sin_TR).to(keys.dtype))

@@ -11,7 +11,7 @@ from smoe.models.spec import DecoderSpec, DeltaSpec, GQASpec, MLASpec
 class LayerCache:
     """GQA: first = K, second = V, both [rows, kv_heads, head_dim].
     MLA: first = normalised latent [rows, kv_lora_rank], second = rotated shared key [rows, qk_rope_head_dim].
-    Delta: first = convolution tail [states, channels, kernel - 1], second = state [states, heads, d_k, d_v] fp32.
+    Delta: first = convolution tail [states, kernel - 1, channels], second = state [states, heads, d_k, d_v], both fp32.
     """
 
     first: torch.Tensor
@@ -25,7 +25,13 @@ class KVCache:
     """
 
     def __init__(
-        self, spec: DecoderSpec, *, num_rows: int, num_states: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        spec: DecoderSpec,
+        *,
+        num_rows: int,
+        num_states: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.num_rows, self.num_states = num_rows, num_states
         self.layers = [_layer_cache(layer.attention, num_rows, num_states, dtype, device) for layer in spec.layers]
@@ -54,6 +60,9 @@ def _layer_cache(
         return LayerCache(empty(*shape), empty(*shape))
     if isinstance(attention, MLASpec):
         return LayerCache(empty(rows, attention.kv_lora_rank), empty(rows, attention.qk_rope_head_dim))
-    channels = 2 * attention.num_key_heads * attention.key_head_dim + attention.num_value_heads * attention.value_head_dim
+    channels = (
+        2 * attention.num_key_heads * attention.key_head_dim + attention.num_value_heads * attention.value_head_dim
+    )
     state = (states, attention.num_value_heads, attention.key_head_dim, attention.value_head_dim)
-    return LayerCache(empty(states, channels, attention.conv_kernel - 1), empty(*state, dtype=torch.float32))
+    tail = (states, attention.conv_kernel - 1, channels)
+    return LayerCache(empty(*tail, dtype=torch.float32), empty(*state, dtype=torch.float32))

@@ -49,7 +49,10 @@ class GQASpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLASpec:
-    """Multi-head latent attention (DeepSeek-V2): the cache holds kv_lora_rank + qk_rope_head_dim values a token."""
+    """Multi-head latent attention (DeepSeek-V2): the cache holds kv_lora_rank + qk_rope_head_dim values a token.
+
+    `latent_norm_eps` is the model code's own constant; the config's rms_norm_eps does not reach these norms.
+    """
 
     num_heads: int
     q_lora_rank: int | None
@@ -60,6 +63,7 @@ class MLASpec:
     scale: float
     rope: RopeSpec
     bias: bool = False
+    latent_norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,10 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A pre-norm decoder: x += attention(norm(x)); x += mlp(norm(x)); logits = head(norm(x))."""
+    """A pre-norm decoder: x += attention(norm(x)); x += mlp(norm(x)); logits = head(norm(x)).
+
+    `mtp_layers` more layers may follow in the checkpoint, for predicting several tokens at once; they are unused.
+    """
 
     family: str
     hidden: int
@@ -140,6 +147,7 @@ class DecoderSpec:
     max_positions: int
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = field(default=())
+    mtp_layers: int = 0
 
     @property
     def moe_layers(self) -> tuple[int, ...]:

@@ -69,10 +69,12 @@ def assert_parity(
     report.logit_diff = (actual - expected).abs().max().item()
     assert report.logit_diff < LOGIT_TOLERANCE, report
     assert expected.std() > 0.1, "the random checkpoint is degenerate"
+    # A family's scaling factor scales the rounding with the weights.
+    scale = max(1.0, *(ours.spec.moe(i).router.scale for i in ours.spec.moe_layers))
     report.end_to_end_weight_diff = _weight_diff(routes, expected_routes)
-    assert report.end_to_end_weight_diff < END_TO_END_WEIGHT_TOLERANCE, report
+    assert report.end_to_end_weight_diff < END_TO_END_WEIGHT_TOLERANCE * scale, report
     report.weight_diff = _weight_diff(ours.routes_of(hidden), expected_routes)
-    assert report.weight_diff < WEIGHT_TOLERANCE, report
+    assert report.weight_diff < WEIGHT_TOLERANCE * scale, report
     _assert_chunks(ours, tokens[:prompt_len], actual[:prompt_len])
     _assert_batch(ours, tokens)
     half_expected, half_expected_routes, _ = transformers_run(folder, tokens, prompt_len, torch.bfloat16)

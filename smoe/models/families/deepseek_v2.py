@@ -156,8 +156,8 @@ def mla_params(attention: MLASpec, hidden: int, ours: str, theirs: str) -> dict[
 
 def _in_halves(head: int, rope: int, tensors: list[torch.Tensor]) -> torch.Tensor:
     """Every `head` rows end in `rope` rotary ones: from pairs (2i, 2i + 1) to pairs (i, i + rope / 2)."""
-    per_head = tensors[0].unflatten(0, (-1, head))
-    straight, turned = per_head.split([head - rope, rope], dim=1)
+    per_head = tensors[0].view(-1, head, *tensors[0].shape[1:])
+    straight, turned = torch.split(per_head, [head - rope, rope], dim=1)
     return torch.cat((straight, turned[:, 0::2], turned[:, 1::2]), dim=1).flatten(0, 1)
 
 
