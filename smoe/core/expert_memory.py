@@ -6,7 +6,17 @@ from typing import Literal
 
 from smoe.core.errors import ConfigError
 
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_UNITS = {
+    "": 1,
+    "K": 1000,
+    "M": 1000**2,
+    "G": 1000**3,
+    "T": 1000**4,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 _HELP = "slots a layer (48), a fraction (0.25 or 25%), bytes (500MB, 2GiB), `all` or `auto`"
 
 
@@ -41,24 +51,32 @@ class ExpertMemory:
         return cls("bytes", number * _UNITS[unit.upper().rstrip("B")])
 
     def slots(
-        self, *, num_layers: int, num_experts: int, slot_bytes: int, free_bytes: int, field: str = "expert_memory"
+        self,
+        *,
+        num_layers: int,
+        num_experts: int,
+        slot_bytes: int,
+        free_bytes: int,
+        fixed_bytes: int = 0,
+        field: str = "expert_memory",
     ) -> int:
         """Whole slots of `slot_bytes` this buys over `num_layers` MoE layers, never more than they have experts.
 
-        `num_experts` counts one layer's experts; `auto` takes `free_bytes`. Raises ConfigError when that is less
-        than one slot a layer.
+        `num_experts` counts one layer's experts; `auto` takes `free_bytes`. Of a budget in bytes, `fixed_bytes` are
+        spent before the first slot. Raises ConfigError when less than one slot a layer is left.
         """
         total = num_layers * num_experts
         by_kind = {
             "slots": self.value * num_layers,
             "fraction": self.value * total,
-            "bytes": self.value // slot_bytes,
+            "bytes": (self.value - fixed_bytes) // slot_bytes,
             "all": total,
-            "auto": free_bytes // slot_bytes,
+            "auto": (free_bytes - fixed_bytes) // slot_bytes,
         }
         count = min(int(by_kind[self.kind]), total)
         if count < num_layers:
             given = f"{free_bytes} bytes free" if self.kind == "auto" else f"{self.value:.15g} {self.kind}"
-            need = f"at least one expert a layer: {num_layers} slots of {slot_bytes} bytes, {num_layers * slot_bytes} in all"
-            raise ConfigError(field, given, need)
+            needed_bytes = fixed_bytes + num_layers * slot_bytes
+            limit = f"at least one expert a layer: {num_layers} of {slot_bytes} bytes each, {needed_bytes} in all"
+            raise ConfigError(field, given, limit)
         return count

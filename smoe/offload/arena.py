@@ -16,8 +16,9 @@ class Arena:
         self.num_slots, self.slot_bytes = num_slots, slot_bytes
         self.nbytes = num_slots * slot_bytes
         self._bytes = alloc_huge(self.nbytes)
-        assert slot_bytes % PAGE_BYTES == 0 and self._bytes.data_ptr() % PAGE_BYTES == 0
-        self._buffer = memoryview(self._bytes.numpy())
+        assert slot_bytes % PAGE_BYTES == 0
+        assert self._bytes.data_ptr() % PAGE_BYTES == 0
+        self._buffer = self._bytes.numpy().data
         self._poison = poison
         for slot in range(num_slots):
             self.poison(slot)

@@ -6,6 +6,7 @@ Shapes: T rows, D hidden, K experts a row.
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from smoe.core.stats import ExpertStats
@@ -19,6 +20,10 @@ from smoe.offload.policies.eviction import Eviction
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import Store
 from smoe.offload.transfer import Transfers
+
+Ids = npt.NDArray[np.int32]
+SMALL_IDS = 512
+"""Up to here a set of Python integers is the fastest way to distinct ids; one decoding row has ten or so."""
 
 
 class OffloadedBank:
@@ -36,10 +41,13 @@ class OffloadedBank:
         `poison` fills slots and outputs that hold nothing yet with NaN.
         """
         spec = shelf.spec
+        self._fixed_bytes = shelf.staging_bytes
         self._arena = Arena(num_slots, shelf.slot_bytes, poison=poison)
         self._residency = Residency(num_slots, spec.moe_layers, eviction, floor=floor)
         self._store, self._transfers = store, Transfers(shelf, store, self._arena)
         self._num_experts = {layer: spec.moe(layer).router.num_experts for layer in spec.moe_layers}
+        # Right for resident experts only: whoever reads it asks the residency first.
+        self._expert2slot = {layer: np.full(n, -1, dtype=np.int32) for layer, n in self._num_experts.items()}
         by_geometry: dict[MoESpec, ExpertTable] = {}
         self._tables: dict[int, ExpertTable] = {}
         for layer in spec.moe_layers:
@@ -53,12 +61,11 @@ class OffloadedBank:
         self, layer: int, x_TD: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor, residual_TD: torch.Tensor
     ) -> torch.Tensor:
         ids = ids_TK.numpy()
-        experts = np.unique(ids).tolist()
-        slots = self._residency.try_hit_all(layer, experts)
-        if slots is None:
+        experts = distinct(ids, self._num_experts[layer])
+        if not self._residency.try_hit_all(layer, experts):
             pairs_TKD = self._compute_in_waves(layer, x_TD, ids, experts)
             return moe_combine(pairs_TKD, ids_TK, weights_TK, x_TD.dtype, residual=residual_TD)
-        slots_TK = self._slots(layer, ids, experts, slots)
+        slots_TK = torch.from_numpy(self._expert2slot[layer].take(ids))
         return moe(x_TD, slots_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
 
     def stats(self) -> ExpertStats:
@@ -70,12 +77,16 @@ class OffloadedBank:
             evictions=cache.evictions,
             bytes_moved=self._store.stats().bytes_read,
             wait_s=self._transfers.wait_s,
-            budget_bytes=self._arena.nbytes,
-            peak_bytes=cache.peak_used * self._arena.slot_bytes,
+            budget_bytes=self._fixed_bytes + self._arena.nbytes,
+            peak_bytes=self._fixed_bytes + cache.peak_used * self._arena.slot_bytes,
         )
 
     def check_integrity(self) -> None:
         self._residency.check_idle()
+        for layer, expert2slot in self._expert2slot.items():
+            resident = self._residency.resident(layer)
+            if any(expert2slot[expert] != slot for expert, slot in resident.items()):
+                raise RuntimeError(f"expert slots of layer {layer} differ from the residency")
         if self._transfers.pending:
             raise RuntimeError(f"expert transfers: {self._transfers.pending} left over")
 
@@ -83,8 +94,8 @@ class OffloadedBank:
         self._store.close()
         self._tables.clear()
 
-    def _compute_in_waves(self, layer: int, x_TD: torch.Tensor, ids: "np.ndarray", experts: list[int]) -> torch.Tensor:
-        pairs_TKD = self._pairs(*ids.shape, x_TD.shape[1])
+    def _compute_in_waves(self, layer: int, x_TD: torch.Tensor, ids: Ids, experts: list[int]) -> torch.Tensor:
+        pairs_TKD = self._pairs(ids.shape[0], ids.shape[1], x_TD.shape[1])
         run = LayerPass(self._residency, layer, experts)
         try:
             self._transfers.begin(run.start())
@@ -108,6 +119,7 @@ class OffloadedBank:
                 errors.append(error)
                 continue
             self._tables[view.layer].set(view.slot, tensors)
+            self._expert2slot[view.layer][view.expert] = view.slot
             run.arrived(view)
             views.append(view)
         for error in errors:
@@ -122,18 +134,14 @@ class OffloadedBank:
             self._arena.poison(view.slot)
 
     def _compute(
-        self, layer: int, x_TD: torch.Tensor, ids: "np.ndarray", views: Sequence[View], pairs_TKD: torch.Tensor
+        self, layer: int, x_TD: torch.Tensor, ids: Ids, views: Sequence[View], pairs_TKD: torch.Tensor
     ) -> None:
+        """The outputs of the views' experts, each to its place."""
+        expert2slot = np.full(self._num_experts[layer], -1, dtype=np.int32)
         for view in views:
             self._residency.check(view)
-        slots_TK = self._slots(layer, ids, [view.expert for view in views], [view.slot for view in views])
-        moe_pairs(x_TD, slots_TK, self._tables[layer], pairs_TKD)
-
-    def _slots(self, layer: int, ids: "np.ndarray", experts: list[int], slots: list[int]) -> torch.Tensor:
-        """[T, K] i32: the slot of each id among `experts`, -1 for the others."""
-        expert2slot = np.full(self._num_experts[layer], -1, dtype=np.int32)
-        expert2slot[experts] = slots
-        return torch.from_numpy(expert2slot[ids])
+            expert2slot[view.expert] = view.slot
+        moe_pairs(x_TD, torch.from_numpy(expert2slot.take(ids)), self._tables[layer], pairs_TKD)
 
     def _pairs(self, rows: int, choices: int, hidden: int) -> torch.Tensor:
         """[T, K, D] f32 with arbitrary contents. One allocation, kept: its size is the largest batch's."""
@@ -144,3 +152,10 @@ class OffloadedBank:
         if self._poison:
             pairs.view(torch.uint8).fill_(POISON_BYTE)
         return pairs
+
+
+def distinct(ids: Ids, num_experts: int) -> list[int]:
+    """Ascending."""
+    if ids.size <= SMALL_IDS:
+        return sorted(set(ids.ravel().tolist()))
+    return np.flatnonzero(np.bincount(ids.ravel(), minlength=num_experts)).tolist()

@@ -47,19 +47,16 @@ class Residency:
         self._owed = floor * len(layers)
         self._seen: dict[int, set[int]] = {layer: set() for layer in layers}
 
-    def try_hit_all(self, layer: int, experts: Sequence[int]) -> list[int] | None:
-        """Slots of distinct `experts` when all are resident, counted as hits; else None and nothing changes.
+    def try_hit_all(self, layer: int, experts: Sequence[int]) -> bool:
+        """Whether distinct `experts` are all resident; then they are counted as hits, else nothing changes.
 
-        Pins nothing: the slots are good until the next call of any method.
+        Pins nothing: their slots are theirs until the next call of any method.
         """
-        slot_of = self._slot_of[layer]
-        try:
-            slots = [slot_of[expert] for expert in experts]
-        except KeyError:
-            return None
-        self.hits += len(slots)
+        if not self._slot_of[layer].keys() >= set(experts):
+            return False
+        self.hits += len(experts)
         self._eviction.touch(layer, experts)
-        return slots
+        return True
 
     def hit(self, layer: int, experts: Sequence[int]) -> list[View]:
         """Pinned views of those of distinct `experts` that are resident, in the order given, counted as hits."""

@@ -58,9 +58,9 @@ class LayerPass:
         return begin
 
     def abandon(self) -> list[View]:
-        """Ends the pass early, when no transfer of it is under way. Issued views that have not arrived lose their slots.
+        """Ends the pass early, when no transfer of it is under way.
 
-        Returns these.
+        Issued views that have not arrived lose their slots, and are returned.
         """
         lost = [view for view in self._issued if view not in self._pinned]
         for view in lost:

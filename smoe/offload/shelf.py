@@ -4,21 +4,24 @@ from collections.abc import Callable
 
 import torch
 
+from smoe.core.expert_memory import ExpertMemory
 from smoe.kernels import ExpertTensors
 from smoe.models.loading import ExpertSource
 from smoe.models.loading.arena import carve
 from smoe.models.spec import DecoderSpec
 from smoe.offload.layout import PAGE_BYTES, SlotLayout, plan_layout
 
+STAGING_SLOTS = 2
+"""One is read into while the other is converted."""
+
 
 class Shelf:
     """`slot_bytes` holds any expert of the model. An expert whose tensors are not its bytes on disk as they are
-    (another dtype or layout, or bytes not aligned to their item size) is read into `staging_bytes` of memory first.
+    (another dtype or layout, or bytes not aligned to their item size) is read into one of STAGING_SLOTS pieces of
+    memory first; `staging_bytes` is all of them, 0 when no expert needs it.
     """
 
-    def __init__(
-        self, spec: DecoderSpec, source: Callable[[int, int], ExpertSource], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, source: Callable[[int, int], ExpertSource], dtype: torch.dtype) -> None:
         """For arithmetic in `dtype`; reads nothing."""
         self.spec, self.dtype = spec, dtype
         self._sources: dict[tuple[int, int], ExpertSource] = {}
@@ -30,7 +33,7 @@ class Shelf:
                 layout = plan_layout(found.parts)
                 self._sources[layer, expert], self._layouts[layer, expert] = found, layout
                 if self.is_staged(layer, expert):
-                    self.staging_bytes = max(self.staging_bytes, layout.room)
+                    self.staging_bytes = max(self.staging_bytes, STAGING_SLOTS * layout.room)
                     self.slot_bytes = max(self.slot_bytes, _whole_pages(found.assembled_nbytes(dtype)))
                 else:
                     self.slot_bytes = max(self.slot_bytes, layout.room)
@@ -38,6 +41,25 @@ class Shelf:
     @property
     def layouts(self) -> list[SlotLayout]:
         return list(self._layouts.values())
+
+    @property
+    def num_experts(self) -> int:
+        """Of all layers together."""
+        return len(self._layouts)
+
+    def slots(self, memory: ExpertMemory, *, free_bytes: int) -> int:
+        """Slots over all layers that `memory` buys; with staging they stay within a bound given in bytes.
+
+        Raises ConfigError below one slot a layer.
+        """
+        layers = self.spec.moe_layers
+        return memory.slots(
+            num_layers=len(layers),
+            num_experts=self.num_experts // len(layers),
+            slot_bytes=self.slot_bytes,
+            fixed_bytes=self.staging_bytes,
+            free_bytes=free_bytes,
+        )
 
     def layout(self, layer: int, expert: int) -> SlotLayout:
         return self._layouts[layer, expert]

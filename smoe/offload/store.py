@@ -40,9 +40,7 @@ class Read:
 
     __slots__ = ("done", "error", "layout", "left", "memory", "view")
 
-    def __init__(
-        self, layout: SlotLayout, memory: memoryview, view: View, done: "Callable[[Read], object]"
-    ) -> None:
+    def __init__(self, layout: SlotLayout, memory: memoryview, view: View, done: "Callable[[Read], object]") -> None:
         self.layout, self.memory, self.view, self.done = layout, memory, view, done
         self.error: BaseException | None = None
         self.left = 0
@@ -83,7 +81,7 @@ class DiskStore:
         num_threads: int = DEFAULT_THREADS,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     ) -> None:
-        """Opens every file of `layouts`. `chunk_bytes` is whole pages. Raises StoreError for a file that does not fit."""
+        """Opens every file of `layouts`; `chunk_bytes` is whole pages. Raises StoreError for a file too short."""
         ends: dict[str, int] = {}
         for segment in (segment for layout in layouts for segment in layout.segments):
             ends[segment.path] = max(ends.get(segment.path, 0), segment.file_offset + segment.needed)

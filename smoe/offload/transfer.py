@@ -9,11 +9,8 @@ from typing import NamedTuple
 from smoe.kernels import ExpertTensors
 from smoe.offload.arena import Arena
 from smoe.offload.cache import View
-from smoe.offload.shelf import Shelf
+from smoe.offload.shelf import STAGING_SLOTS, Shelf
 from smoe.offload.store import Read, Store
-
-STAGING_SLOTS = 2
-"""One is read into while the other is converted."""
 
 
 class Arrival(NamedTuple):
@@ -30,7 +27,7 @@ class Transfers:
     def __init__(self, shelf: Shelf, store: Store, arena: Arena) -> None:
         self.wait_s = 0.0
         self._shelf, self._store, self._arena = shelf, store, arena
-        self._staging = Arena(STAGING_SLOTS, shelf.staging_bytes) if shelf.staging_bytes else None
+        self._staging = Arena(STAGING_SLOTS, shelf.staging_bytes // STAGING_SLOTS) if shelf.staging_bytes else None
         self._free_staging = list(range(STAGING_SLOTS)) if self._staging else []
         self._staging_of: dict[int, int] = {}
         self._waiting: deque[View] = deque()

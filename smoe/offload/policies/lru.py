@@ -1,6 +1,5 @@
 """Least recently used."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from smoe.offload.policies.eviction import Evictable
@@ -9,23 +8,23 @@ from smoe.offload.policies.eviction import Evictable
 class LRU:
     """Evicts the expert whose last use (or admission, if not used since) is longest ago, over the layers allowed.
 
-    One order a layer, with the time of last use, so that a victim among few layers costs no scan of the others.
+    One dict a layer, in order of use, with the time: a victim among few layers costs no scan of the others.
     """
 
     def __init__(self) -> None:
         self._clock = 0
-        self._last_use: dict[int, OrderedDict[int, int]] = {}
+        self._last_use: dict[int, dict[int, int]] = {}
 
     def admit(self, layer: int, expert: int) -> None:
         self._clock += 1
-        self._last_use.setdefault(layer, OrderedDict())[expert] = self._clock
+        self._last_use.setdefault(layer, {})[expert] = self._clock
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
+        self._clock += 1
         order = self._last_use[layer]
         for expert in experts:
-            self._clock += 1
-            order[expert] = self._clock
-            order.move_to_end(expert)
+            del order[expert]
+        order.update(dict.fromkeys(experts, self._clock))
 
     def forget(self, layer: int, expert: int) -> None:
         del self._last_use[layer][expert]

@@ -1,0 +1,52 @@
+"""From a configuration to an expert bank."""
+
+import os
+
+import torch
+
+from smoe.core.config import EngineConfig
+from smoe.core.expert_memory import ExpertMemory
+from smoe.kernels import ExpertTensors
+from smoe.models.bank import ExpertBank, ResidentBank
+from smoe.models.loading import Checkpoint
+from smoe.offload.bank import OffloadedBank
+from smoe.offload.policies.lru import LRU
+from smoe.offload.shelf import Shelf
+from smoe.offload.store import DiskStore
+
+POISON_VARIABLE = "SMOE_DEBUG_POISON"
+"""Set to 1, memory of experts that holds nothing is filled with NaN."""
+
+
+def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, *, free_bytes: int = 0) -> ExpertBank:
+    """For arithmetic in `dtype`. `expert_memory=auto` takes `free_bytes`, and keeps all experts if they fit.
+
+    Raises ConfigError for a budget below one expert a layer before anything is read, StoreError or CheckpointError
+    for files that cannot be read.
+    """
+    spec, memory = checkpoint.spec, ExpertMemory.parse(config.expert_memory)
+    if memory.kind == "all":
+        return _resident(checkpoint, dtype)
+    shelf = Shelf(spec, checkpoint.expert_source, dtype)
+    num_slots = shelf.slots(memory, free_bytes=free_bytes)
+    if memory.kind == "auto" and num_slots == shelf.num_experts:
+        return _resident(checkpoint, dtype)
+    return OffloadedBank(
+        shelf,
+        DiskStore(shelf.layouts),
+        LRU(),
+        num_slots=num_slots,
+        floor=num_slots // len(spec.moe_layers),
+        poison=os.environ.get(POISON_VARIABLE) == "1",
+    )
+
+
+def _resident(checkpoint: Checkpoint, dtype: torch.dtype) -> ResidentBank:
+    layers: dict[int, list[ExpertTensors]] = {}
+
+    def read(layer: int, expert: int) -> ExpertTensors:
+        if layer not in layers:
+            layers[layer] = checkpoint.read_layer(layer, dtype=dtype)
+        return layers[layer][expert]
+
+    return ResidentBank(checkpoint.spec, read)
