@@ -42,9 +42,8 @@ class Channel:
         """Ends both directions, so that a thread blocked in `receive` at either end wakes up with EOFError."""
         if self._connection.closed:
             return
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as handle:
-            with contextlib.suppress(OSError):  # the other end was first
-                handle.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as handle, contextlib.suppress(OSError):
+            handle.shutdown(socket.SHUT_RDWR)  # fails when the other end was first
         self._connection.close()
 
 

@@ -125,7 +125,7 @@ Action = Place | StartShards | Attach | KillShards | FailRequests | Release
 
 
 def decide(
-    state: GroupState, event: Event, limits: RestartLimits = RestartLimits()  # noqa: B008
+    state: GroupState, event: Event, limits: RestartLimits = RestartLimits()
 ) -> tuple[GroupState, tuple[Action, ...]]:
     """The next state, and the actions that lead there, in order. Pure."""
     if state.phase == "stopped":
@@ -174,7 +174,7 @@ class Hands(Protocol):
 class Controller:
     """Feeds events to `decide` and the decisions to the hands, one at a time; not thread-safe."""
 
-    def __init__(self, hands: Hands, limits: RestartLimits = RestartLimits()) -> None:  # noqa: B008
+    def __init__(self, hands: Hands, limits: RestartLimits = RestartLimits()) -> None:
         self._hands = hands
         self._limits = limits
         self.state = GroupState()

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -32,7 +32,6 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._tokenizer = ThreadPoolExecutor(1).submit(attempt, lambda: _load_tokenizer(config))
         self._core: EngineCore | None = None
         self._link: Link | None = None
         self._lost: str | None = None
@@ -45,13 +44,12 @@ class Engine:
         self._news = threading.Condition(lock)
         self._thread = threading.Thread(target=self._loop, name="steps", daemon=True)
         self._thread.start()
+        # Importing what a core needs takes seconds: here, while the shards load.
+        threading.Thread(target=_warm_up, daemon=True).start()
 
-    def attach(self, ready: ShardReady, make_link: Callable[[], Link]) -> None | Failed:
+    def attach(self, ready: ShardReady, make_link: Callable[[], Link]) -> Failed | None:
         """Connects loaded shards: first the engine starts with them, later they replace lost ones."""
-        tokenizer = self._tokenizer.result()
-        if isinstance(tokenizer, Failed):
-            return tokenizer
-        return self._between_steps(lambda: self._attach(ready, make_link, tokenizer))
+        return self._between_steps(lambda: self._attach(ready, make_link))
 
     def until_lost(self) -> str:
         """Waits until the shards fail, and says the first cause."""
@@ -62,10 +60,10 @@ class Engine:
     def info(self) -> ModelInfo:
         return self._started().info()
 
-    def submit(self, requests: Sequence[Request]) -> None | Failed:
+    def submit(self, requests: Sequence[Request]) -> Failed | None:
         return self._between_steps(lambda: self._started().add(requests))
 
-    def abort(self, request_ids: Sequence[str]) -> None | Failed:
+    def abort(self, request_ids: Sequence[str]) -> Failed | None:
         return self._between_steps(lambda: self._started().abort(request_ids))
 
     def stats(self) -> EngineStats | Failed:
@@ -89,7 +87,7 @@ class Engine:
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int] | Failed:
         return attempt(lambda: self._need_tokenizer("messages", messages).encode_chat(messages))
 
-    def stop(self) -> None | Failed:
+    def stop(self) -> Failed | None:
         """Ends the loop after the step in flight, and the shards' executors with it."""
         with self._wake:
             self._stopping = True
@@ -99,21 +97,15 @@ class Engine:
             return None
         return attempt(self._core.executor.shutdown)
 
-    def _attach(self, ready: ShardReady, make_link: Callable[[], Link], tokenizer: Tokenizer | None) -> None:
+    def _attach(self, ready: ShardReady, make_link: Callable[[], Link]) -> None:
         if self._link is not None:
             self._link.close()
         self._link = make_link()
         executor = RayExecutor(ready, self._link)
         if self._core is None:
-            config = self._config
-            self._core = EngineCore(
-                executor,
-                tokenizer,
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                seed=config.seed,
-                record_fraction=config.record_fraction if config.record_routes else 0.0,
-            )
+            from smoe.engine.build import build_core
+
+            self._core = build_core(self._config, executor)
         else:
             executor.count_from(self._core.executor)
             self._core.recover(executor)
@@ -178,8 +170,7 @@ class Engine:
             self._news.notify_all()
 
 
-def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:
-    from smoe.engine.tokenizer import load_tokenizer
-    from smoe.models.loading.config import model_folder
+def _warm_up() -> None:
+    import transformers  # noqa: F401
 
-    return load_tokenizer(model_folder(config.model))
+    import smoe.engine.build  # noqa: F401

@@ -1,5 +1,6 @@
 """RayExecutor: the shards of one model, seen as one Executor."""
 
+import contextlib
 import threading
 from dataclasses import fields
 
@@ -41,10 +42,8 @@ class RayExecutor:
     def expert_stats(self) -> ExpertStats:
         """Of rank 0. Once the shards are lost: what they said last."""
         with self._lock:
-            try:
+            with contextlib.suppress(ShardsLost):  # whoever executes next learns of it
                 self._own = self._link.call("expert_stats")[0]
-            except ShardsLost:  # whoever executes next learns of it
-                pass
             return _plus(self._before, self._own)
 
     def peak_rss_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -153,7 +153,7 @@ class Group:
         self._watched[self.engine.until_lost.remote()] = "engine"
         return None
 
-    def _make_link(self) -> "partial[Link] | Failed":
+    def _make_link(self) -> Callable[[], Link] | Failed:
         if self._plan.gpus:
             return partial(CompiledLink, self._shards)
         addresses = []

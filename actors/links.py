@@ -1,7 +1,8 @@
 """How the engine reaches its shards: the same call on every rank, answers in rank order."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -42,15 +43,13 @@ class SocketLink:
             raise ShardsLost(f"shard {len(self._channels)} does not answer ({one_line(error)})") from error
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        answers = []
-        rank = 0
-        try:
-            for rank, channel in enumerate(self._channels):
+        for rank, channel in enumerate(self._channels):
+            with _death_of(rank):
                 channel.send((method, args))
-            for rank, channel in enumerate(self._channels):
+        answers = []
+        for rank, channel in enumerate(self._channels):
+            with _death_of(rank):
                 answers.append(channel.receive())
-        except (OSError, EOFError) as error:
-            raise ShardsLost(f"shard {rank} died ({one_line(error)})") from error
         return checked(answers)
 
     def close(self) -> None:
@@ -86,6 +85,14 @@ class CompiledLink:
             self._graph.teardown()
         except ray.exceptions.RayError:
             log.info("the graph's actors were gone before it was taken down", exc_info=True)
+
+
+@contextlib.contextmanager
+def _death_of(rank: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        raise ShardsLost(f"shard {rank} died ({one_line(error)})") from error
 
 
 def checked(answers: list[Any]) -> list[Any]:

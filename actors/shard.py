@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from smoe.actors.channel import Address, Channel, Door
+from smoe.actors.channel import Address, Door
 from smoe.actors.outcome import Failed, attempt
 from smoe.core.config import EngineConfig
 from smoe.core.model_info import ModelInfo
@@ -96,6 +96,6 @@ def node_address() -> str:
 
 
 def build_runner(config: EngineConfig) -> Executor:
-    from smoe.engine import build_runner
+    from smoe.engine.build import build_runner
 
     return build_runner(config)

@@ -117,7 +117,11 @@ class EngineCore:
                 self._scheduler.finish(sequence)
                 del self._answers[sequence.request_id]
         if not self._answers:
-            self.check_integrity()
+            try:
+                self.check_integrity()
+            except BaseException:
+                self._ended = deltas
+                raise
         return deltas
 
     def recover(self, executor: Executor) -> None:

@@ -50,7 +50,8 @@ class FakeExecutor:
         for span in plan.spans:
             start = span.kv_start + span.past
             self._rows[start : start + len(span.token_ids)] = span.token_ids
-            tokens.append(None if span.sample is None else SampledToken(self._next(span.kv_start, start + len(span.token_ids))))
+            token_id = self._next(span.kv_start, start + len(span.token_ids))
+            tokens.append(None if span.sample is None else SampledToken(token_id))
         return StepResult(tokens=tuple(tokens))
 
     def _next(self, start: int, end: int) -> int:

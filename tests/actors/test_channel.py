@@ -15,6 +15,11 @@ def pair() -> tuple[Channel, Channel]:
         return connect(door.address), inside.result()
 
 
+def send_forever(channel: Channel) -> None:
+    while True:
+        channel.send(b"x" * 2**16)
+
+
 # 16 KiB is where multiprocessing writes header and payload apart; 1 MiB does not fit a socket buffer.
 @pytest.mark.parametrize("size", [0, 1, 16_384, 16_385, 2**20])
 def test_messages_arrive_whole_and_in_order(size: int) -> None:
@@ -33,8 +38,7 @@ def test_the_other_end_learns_of_a_close_while_it_waits() -> None:
         with pytest.raises((EOFError, OSError)):
             waiting.result()
     with pytest.raises(OSError):
-        for _ in range(100):
-            far.send(b"x" * 2**16)
+        send_forever(far)
 
 
 def test_close_wakes_a_reader_of_the_same_end() -> None:

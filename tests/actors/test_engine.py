@@ -30,9 +30,9 @@ class Rig:
         self.config = EngineConfig(model=str(folder))
         self.engine = Engine(self.config)
 
-    def attach(self, *executors: fakes.FakeExecutor) -> None | Failed:
+    def attach(self, *executors: fakes.FakeExecutor) -> Failed | None:
         shards = [Shard(rank, self.config, lambda _, e=e: e) for rank, e in enumerate(executors)]
-        ready = [unwrap(shard.load()) for shard in shards][0]
+        ready, *_ = [unwrap(shard.load()) for shard in shards]
         return self.engine.attach(ready, partial(SocketLink, [unwrap(shard.open(HOST)) for shard in shards]))
 
     def collect(self, names: list[str]) -> dict[str, list[Delta]]:
@@ -112,7 +112,7 @@ def test_poll_returns_empty_after_its_timeout(rig: Rig) -> None:
 def test_text_needs_a_tokenizer(rig: Rig) -> None:
     rig.attach(fakes.FakeExecutor())
     assert rig.engine.decode_text([1]) is None
-    with pytest.raises(RequestError, match="prompt: 'hello' .*no tokenizer"):
+    with pytest.raises(RequestError, match=r"prompt: 'hello' .*no tokenizer"):
         unwrap(rig.engine.encode_text("hello"))
 
 
