@@ -1,8 +1,11 @@
-"""Choose the next token of each row. Shapes: M rows, V vocabulary, N rows that draw."""
+"""Choose the next token of each row, on the host. Shapes: M rows, V vocabulary."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from smoe.core.request import TokenLogprob
@@ -10,6 +13,7 @@ from smoe.core.sampling import SamplingParams
 from smoe.core.step import SampledToken
 from smoe.engine.random import uniform
 
+Array = npt.NDArray[Any]
 Draw = tuple[SamplingParams, int, int]
 """(parameters, seed, index of the token in its request) of one row."""
 
@@ -19,79 +23,64 @@ def sample(logits_MV: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken]
 
     NaN wins every maximum, so the greedy choice detects it at no cost. A row's token depends on that row alone.
     """
-    best_M, ids_M = logits_MV.max(-1)
-    best, ids = best_M.tolist(), ids_M.tolist()
-    drawn = [row for row, (params, _, _) in enumerate(draws) if params.temperature > 0]
-    if drawn:
-        rows_NV = logits_MV if len(drawn) == len(draws) else logits_MV[drawn]
-        for row, token in zip(drawn, _draw(rows_NV, [draws[row] for row in drawn]), strict=True):
-            ids[row] = token
-    return [
-        SampledToken(ids[row], None if params.logprobs is None else _logprob(logits_MV[row], ids[row], params.logprobs))
-        if math.isfinite(best[row])
-        else SampledToken(None, error=f"numeric: logits of the next token are not finite (maximum {best[row]})")
-        for row, (params, _, _) in enumerate(draws)
-    ]
+    rows_MV = logits_MV.cpu().numpy()
+    ids = rows_MV.argmax(-1).tolist()
+    tokens = []
+    for row_V, token_id, (params, seed, index) in zip(rows_MV, ids, draws, strict=True):
+        if not math.isfinite(row_V[token_id]):
+            error = f"numeric: logits of token {index} of the answer are not finite (maximum {row_V[token_id]})"
+            tokens.append(SampledToken(None, error=error))
+            continue
+        if params.temperature > 0:
+            token_id = draw(token_mass(row_V, params), uniform(seed, index))
+        logprob = None if params.logprobs is None else _logprob(row_V, token_id, params.logprobs)
+        tokens.append(SampledToken(token_id, logprob))
+    return tokens
 
 
-def truncated_probs(logits_NV: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """The distribution that is drawn from, fp64 [N, V]: temperature, then min-p, then top-k, then top-p.
+def token_mass(logits_V: Array, params: SamplingParams) -> Array:
+    """The distribution that is drawn from, up to a factor, fp32 [V]: temperature, then min-p, top-k, and top-p last.
 
     Tokens as likely as the last one kept are kept as well, so ties cannot depend on a sorting order.
     """
-
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits_NV.device).unsqueeze(1)
-
-    x_NV = logits_NV.double() / column([p.temperature for p in params])
-    x_NV = x_NV - x_NV.max(-1, keepdim=True).values
-    if any(p.min_p > 0 for p in params):
-        x_NV = _keep(x_NV, column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]))
-    if any(p.top_k > 0 for p in params):
-        vocab = x_NV.shape[-1]
-        kth = [min(p.top_k, vocab) or vocab for p in params]
-        largest_NK = x_NV.topk(max(k if k < vocab else 1 for k in kth), dim=-1).values
-        index_N1 = torch.tensor([k - 1 if k < vocab else 0 for k in kth], device=x_NV.device).unsqueeze(1)
-        bounded_N1 = torch.tensor([k < vocab for k in kth], device=x_NV.device).unsqueeze(1)
-        x_NV = _keep(x_NV, largest_NK.gather(1, index_N1).masked_fill(~bounded_N1, -math.inf))
-    if any(p.top_p < 1 for p in params):
-        x_NV = _nucleus(x_NV, column([p.top_p for p in params]))
-    return x_NV.softmax(-1)
+    x_V = (logits_V - logits_V.max()) / np.float32(params.temperature)
+    mass_V: Array = np.exp(x_V)
+    least = np.float32(params.min_p)  # of a maximum of exp(0)
+    if 0 < params.top_k < len(mass_V):
+        least = max(least, np.partition(mass_V, len(mass_V) - params.top_k)[-params.top_k])
+    if least > 0:
+        mass_V[mass_V < least] = 0
+    if params.top_p < 1:
+        mass_V[mass_V < _least_of_nucleus(mass_V, params.top_p)] = 0
+    return mass_V
 
 
-def _nucleus(x_NV: torch.Tensor, top_p_N1: torch.Tensor) -> torch.Tensor:
-    """Masks what lies below the smallest set of likely tokens whose mass reaches top_p."""
-    probs_NV = x_NV.softmax(-1)
-    # Tokens below (1 - top_p) / V cannot weigh 1 - top_p together, so all of them lie outside: no full sort.
-    tail_N1 = torch.where(top_p_N1 < 1, (1 - top_p_N1) / probs_NV.shape[-1], 2.0)
-    candidates = int((probs_NV >= tail_N1).sum(-1).max())
-    sorted_NC = probs_NV.topk(max(candidates, 1), dim=-1).values
-    inside_NC = sorted_NC.cumsum(-1) - sorted_NC < top_p_N1
-    last_N1 = (inside_NC.sum(-1, keepdim=True) - 1).clamp(min=0)
-    least_N1 = torch.where(top_p_N1 < 1, sorted_NC.gather(1, last_N1), 0.0)
-    return x_NV.masked_fill(probs_NV < least_N1, -math.inf)
+def draw(mass_V: Array, u: float) -> int:
+    """The token at share `u` in [0, 1) of the mass, in order of token id."""
+    below_V = np.cumsum(mass_V.astype(np.float64))
+    # Searching to the right of a target below the total can only land on a token that has mass.
+    target = min(u * below_V[-1], np.nextafter(below_V[-1], 0.0))
+    return int(below_V.searchsorted(target, side="right"))
 
 
-def _keep(x_NV: torch.Tensor, least_N1: torch.Tensor) -> torch.Tensor:
-    return x_NV.masked_fill(x_NV < least_N1, -math.inf)
+def _least_of_nucleus(mass_V: Array, top_p: float) -> np.float32:
+    """Mass of the last token of the smallest set of likely tokens whose mass reaches top_p of all."""
+    total = mass_V.sum(dtype=np.float64)
+    # Tokens below (1 - top_p) / V of it cannot weigh 1 - top_p together, so they all lie outside: no full sort.
+    likely = np.sort(mass_V[mass_V >= np.float32((1 - top_p) * total / len(mass_V))])[::-1]
+    last = np.cumsum(likely.astype(np.float64)).searchsorted(top_p * total)
+    least: np.float32 = likely[min(int(last), len(likely) - 1)]
+    return least
 
 
-def _draw(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Inverse of the cumulative distribution in order of token id, at one uniform number a row."""
-    mass_NV = truncated_probs(logits_NV, [params for params, _, _ in draws]).cumsum(-1)
-    numbers = [[uniform(seed, index)] for _, seed, index in draws]
-    u_N1 = torch.tensor(numbers, dtype=torch.float64, device=mass_NV.device)
-    total_N1 = mass_NV[:, -1:]
-    below_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
-    # Searching to the right of a target below the total can only land on a token of non-zero probability.
-    ids_N1 = torch.searchsorted(mass_NV, torch.minimum(u_N1 * total_N1, below_N1), right=True)
-    return ids_N1.squeeze(1).clamp(max=mass_NV.shape[-1] - 1).tolist()
-
-
-def _logprob(logits_V: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
-    logprobs_V = logits_V.double().log_softmax(-1)
-    chosen = float(logprobs_V[token_id])
-    if num_top == 0:
-        return TokenLogprob(token_id, chosen)
-    values, ids = logprobs_V.topk(min(num_top, len(logprobs_V)))
-    return TokenLogprob(token_id, chosen, tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+def _logprob(logits_V: Array, token_id: int, num_top: int) -> TokenLogprob:
+    x_V = logits_V.astype(np.float64)
+    logprobs_V = x_V - x_V.max()
+    logprobs_V -= np.log(np.exp(logprobs_V).sum())
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top > 0:
+        kth = np.partition(logprobs_V, -min(num_top, len(logprobs_V)))[-min(num_top, len(logprobs_V))]
+        candidates = np.flatnonzero(logprobs_V >= kth)
+        best = candidates[np.argsort(-logprobs_V[candidates], kind="stable")[:num_top]]
+        top = tuple(zip(best.tolist(), logprobs_V[best].tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs_V[token_id]), top)

@@ -89,10 +89,14 @@ def eos_token_ids(folder: Path, config_ids: Iterable[int], tokenizer: Tokenizer 
     path = folder / "generation_config.json"
     if path.is_file():
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
             raise CheckpointError(f"{path}: broken JSON: {error}") from error
-        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+        found = config.get("eos_token_id") if isinstance(config, dict) else config
+        more = found if isinstance(found, list) else [] if found is None else [found]
+        if not isinstance(config, dict) or not all(type(token_id) is int for token_id in more):
+            raise CheckpointError(f"{path}: eos_token_id: {found!r} (a token id or a list of them)")
+        ids.update(more)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     return tuple(sorted(ids))
