@@ -1,0 +1,152 @@
+import pickle
+
+import pytest
+
+from smoe.offload.cache import Residency, View
+from smoe.offload.policies.lru import LRU
+
+
+def make(num_slots=3, layers=(0,), floor=None):
+    return Residency(num_slots, layers, LRU(), floor=num_slots // len(layers) if floor is None else floor)
+
+
+def load(residency, layer, expert):
+    view = residency.try_reserve(layer, expert)
+    assert view is not None
+    residency.commit(view)
+    residency.unpin(view)
+    return view
+
+
+@pytest.mark.parametrize("floor", [0, 2])
+def test_floor_out_of_range(floor):
+    with pytest.raises(ValueError, match=rf"^floor: {floor} \(1 up to 3 slots / 2 layers\)$"):
+        make(3, (0, 1), floor=floor)
+
+
+def test_a_view_is_stale_once_its_slot_is_given_away():
+    residency = make(1)
+    old = load(residency, 0, 5)
+    residency.check(old)
+    new = residency.try_reserve(0, 6)
+    assert new.slot == old.slot
+    with pytest.raises(RuntimeError, match=r"slot 0: view of layer 0 expert 5 generation 1, but .* generation 3"):
+        residency.check(old)
+    residency.commit(new)
+    residency.unpin(new)
+    assert load(residency, 0, 5) != old
+
+
+def test_a_view_of_another_expert_is_refused():
+    residency = make(1)
+    view = load(residency, 0, 5)
+    with pytest.raises(RuntimeError, match="expert 4"):
+        residency.check(View(0, 4, view.slot, view.generation))
+
+
+def test_pinned_and_in_flight_slots_are_never_victims():
+    residency = make(2)
+    pinned = residency.try_reserve(0, 0)
+    residency.commit(pinned)
+    in_flight = residency.try_reserve(0, 1)
+    assert residency.try_reserve(0, 2) is None
+    residency.unpin(pinned)
+    assert residency.try_reserve(0, 2).slot == pinned.slot
+    assert residency.try_reserve(0, 3) is None
+    residency.fail(in_flight)
+    assert residency.try_reserve(0, 3).slot == in_flight.slot
+    residency.check_integrity()
+
+
+def test_a_slot_pinned_twice_needs_two_unpins():
+    residency = make(1)
+    view = load(residency, 0, 0)
+    assert residency.hit(0, [0, 1]) == [view]
+    assert residency.hit(0, [0]) == [view]
+    residency.unpin(view)
+    assert residency.try_reserve(0, 1) is None
+    residency.unpin(view)
+    with pytest.raises(RuntimeError, match="unpinned more often"):
+        residency.unpin(view)
+    assert residency.try_reserve(0, 1) is not None
+
+
+def test_free_slots_owed_to_a_floor_are_not_handed_to_others():
+    residency = make(4, (0, 1), floor=1)
+    for expert in range(3):
+        load(residency, 0, expert)
+    assert residency.evictions == 0
+    load(residency, 0, 3)
+    assert residency.evictions == 1, "the fourth slot belongs to layer 1"
+    load(residency, 1, 0)
+    assert residency.evictions == 1
+
+
+def test_a_layer_above_its_floor_loses_to_one_that_wants_more():
+    residency = make(4, (0, 1), floor=1)
+    for expert in range(3):
+        load(residency, 0, expert)
+    for expert in range(3):
+        load(residency, 1, expert)
+    assert set(residency.resident(0)) == {2}, "oldest first, down to the floor"
+    assert set(residency.resident(1)) == {0, 1, 2}
+    load(residency, 1, 3)
+    assert set(residency.resident(0)) == {2}
+    assert set(residency.resident(1)) == {1, 2, 3}
+    residency.check_idle()
+
+
+def test_all_hits_or_nothing_changes():
+    residency = make(2)
+    load(residency, 0, 0)
+    load(residency, 0, 1)
+    assert not residency.try_hit_all(0, [0, 2])
+    assert residency.hits == 0
+    assert residency.try_hit_all(0, [0])
+    assert residency.hits == 1
+    load(residency, 0, 2)
+    assert set(residency.resident(0)) == {0, 2}, "the hit made 0 the younger one"
+
+
+def test_cold_and_collision():
+    residency = make(1)
+    for expert in (0, 1, 0):
+        load(residency, 0, expert)
+    assert (residency.cold_misses, residency.collision_misses, residency.evictions) == (2, 1, 2)
+    assert residency.peak_used == 1
+
+
+def test_idle_means_no_pin_and_no_transfer():
+    residency = make(2)
+    view = residency.try_reserve(0, 0)
+    residency.check_integrity()
+    with pytest.raises(RuntimeError, match="0 pins, 1 transfers left over"):
+        residency.check_idle()
+    residency.commit(view)
+    with pytest.raises(RuntimeError, match="1 pins, 0 transfers left over"):
+        residency.check_idle()
+    residency.unpin(view)
+    residency.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda r: r._free.append(r._free[0]), "not a partition"),
+        (lambda r: r._slot_of[0].popitem(), "not a partition"),
+        (lambda r: r._owner.__setitem__(0, (0, 9)), "owners differ"),
+        (lambda r: r._held.__setitem__(0, 2), "miscounted"),
+        (lambda r: r._pins.__setitem__(2, 1), "pin on a slot"),
+    ],
+)
+def test_integrity_check_sees(damage, message):
+    residency = make(3)
+    load(residency, 0, 0)
+    residency.check_integrity()
+    damage(residency)
+    with pytest.raises(RuntimeError, match=message):
+        residency.check_integrity()
+
+
+def test_views_pickle():
+    assert pickle.loads(pickle.dumps(View(1, 2, 3, 4))) == View(1, 2, 3, 4)
