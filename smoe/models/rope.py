@@ -13,16 +13,27 @@ from smoe.models.spec import DecoderSpec, RopeSpec
 _FIRST_POSITIONS = 1024
 
 
+def rope_parameters(config: Any) -> dict[str, Any]:
+    """The config's rotary parameters under transformers 5's names, from either spelling.
+
+    AutoConfig does this while it reads the file, but before it knows fields such as a top-level
+    `original_max_position_embeddings`; its models do it once more, and so must we.
+    """
+    config = copy.deepcopy(config)
+    config.standardize_rope_params()
+    return dict(config.rope_parameters or {})
+
+
 def rope_spec(config: Any, head_dim: int, *, partial_factor: float = 1.0, interleaved: bool = False) -> RopeSpec:
     """From a transformers config, whichever of `rope_scaling` and `rope_parameters` its file had.
 
-    AutoConfig brings both spellings to `rope_parameters`. `partial_factor` is for families that turn only a part
+    `partial_factor` is for families that turn only a part
     of each head. `dynamic` stretches positions only beyond `max_position_embeddings`, and no context is longer
     than that here, so it equals `default`. Raises CheckpointError.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters = config.rope_parameters or {}
+    parameters = rope_parameters(config)
     kind = parameters.get("rope_type", "default")
     if kind == "default":
         rotary_dim = int(head_dim * partial_factor)

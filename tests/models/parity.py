@@ -52,12 +52,13 @@ def assert_parity(
     edit_config: Callable[[dict[str, Any]], None] | None = None,
     prompt_len: int = PROMPT_LEN,
     num_decode: int = NUM_DECODE,
-    bf16_floor: float = 0.9,
+    bf16_floor: float | None = 0.9,
     seed: int = 0,
 ) -> Report:
     """`edit_config` changes config.json by hand before either side reads it (spellings of older files).
 
-    `bf16_floor` is the least share of chosen experts that bf16 must have in common with transformers in bf16.
+    `bf16_floor` is the least share of chosen experts that bf16 must have in common with transformers in bf16;
+    None leaves bf16 out.
     """
     folder = write_checkpoint(config, tmp_path, layout=layout, edit_config=edit_config, seed=seed)
     tokens = torch.randint(config.vocab_size, (prompt_len + num_decode,), generator=torch.Generator().manual_seed(seed))
@@ -77,6 +78,8 @@ def assert_parity(
     assert report.weight_diff < WEIGHT_TOLERANCE * scale, report
     _assert_chunks(ours, tokens[:prompt_len], actual[:prompt_len])
     _assert_batch(ours, tokens)
+    if bf16_floor is None:
+        return report
     half_expected, half_expected_routes, _ = transformers_run(folder, tokens, prompt_len, torch.bfloat16)
     half, half_routes = SmoeRun(folder, torch.bfloat16).run(tokens, prompt_len)
     report.bf16_logit_diff = (half - half_expected.float()).abs().max().item()
@@ -113,11 +116,14 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in state.items():
-        if "inv_freq" in name or "A_log" in name or "dt_bias" in name:
+        if "inv_freq" in name:
             continue
         noise = torch.randn(tensor.shape, generator=generator)
-        if tensor.ndim == 1:
-            noise = 0.2 * noise + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
+        if "A_log" in name:
+            noise = 1.5 * noise - 2.0  # decays from a few tokens to hundreds
+        elif tensor.ndim == 1:
+            # Norm weights stay near the 1 (or, where the norm adds one, the 0) that they are made with.
+            noise = 0.2 * noise + (tensor.mean().item() if "norm" in name and name.endswith("weight") else 0.0)
         else:
             gain = 2.0 if name.endswith((".gate.weight", ".router.weight")) else 1.0
             noise *= gain / model.config.hidden_size**0.5

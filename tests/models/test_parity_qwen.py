@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoConfig
 
 from smoe.models.loading import open_checkpoint
+from tests.models.edits import drop, v4_rope
 from tests.models.parity import assert_parity, write_checkpoint
 
 _SIZES = {
@@ -26,28 +27,10 @@ _QWEN2 = _SIZES | {"shared_expert_intermediate_size": 28}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
 
-def v4_rope(scaling: dict[str, Any] | None, theta: float = 10000.0) -> Any:
-    """config.json as transformers 4 wrote it."""
-
-    def edit(raw: dict[str, Any]) -> None:
-        del raw["rope_parameters"]
-        raw |= {"rope_theta": theta, "rope_scaling": scaling}
-
-    return edit
-
-
-def drop(*fields: str) -> Any:
-    def edit(raw: dict[str, Any]) -> None:
-        for name in fields:
-            raw.pop(name, None)
-
-    return edit
-
-
 @pytest.mark.parametrize(
     ("options", "how"),
     [
-        pytest.param({}, {}, id="untied"),
+        pytest.param({}, {"bf16_floor": 0.95}, id="untied"),
         pytest.param({"tie_word_embeddings": True}, {}, id="tied"),
         pytest.param({}, {"layout": "stacked"}, id="stacked-experts"),
         pytest.param({"norm_topk_prob": True}, {}, id="normalized"),
@@ -75,13 +58,13 @@ def drop(*fields: str) -> Any:
     ],
 )
 def test_qwen3_moe(options: dict[str, Any], how: dict[str, Any], tmp_path: Path) -> None:
-    assert_parity(AutoConfig.for_model("qwen3_moe", **(_QWEN3 | options)), tmp_path, **how)
+    assert_parity(AutoConfig.for_model("qwen3_moe", **(_QWEN3 | options)), tmp_path, **({"bf16_floor": None} | how))
 
 
 @pytest.mark.parametrize(
     ("options", "how"),
     [
-        pytest.param({}, {}, id="untied"),
+        pytest.param({}, {"bf16_floor": 0.95}, id="untied"),
         pytest.param({"tie_word_embeddings": True, "qkv_bias": False}, {}, id="tied-no-bias"),
         pytest.param({}, {"layout": "stacked"}, id="stacked-experts"),
         pytest.param({"norm_topk_prob": True, "num_experts_per_tok": 10}, {}, id="k-all-normalized"),
@@ -102,7 +85,7 @@ def test_qwen3_moe(options: dict[str, Any], how: dict[str, Any], tmp_path: Path)
     ],
 )
 def test_qwen2_moe(options: dict[str, Any], how: dict[str, Any], tmp_path: Path) -> None:
-    assert_parity(AutoConfig.for_model("qwen2_moe", **(_QWEN2 | options)), tmp_path, **how)
+    assert_parity(AutoConfig.for_model("qwen2_moe", **(_QWEN2 | options)), tmp_path, **({"bf16_floor": None} | how))
 
 
 def test_the_number_of_experts_goes_by_either_name(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from smoe.models.families.common import (
     split_and_stacked_experts,
     window_of,
 )
-from smoe.models.rope import rope_spec
+from smoe.models.rope import rope_parameters, rope_spec
 from smoe.models.spec import DecoderSpec, GQASpec, LayerSpec, MoESpec, RopeSpec, RouterSpec
 
 _MIXED = 2  # the sparse mixer has a rule for exactly two experts
@@ -54,7 +54,7 @@ def _rope(config: HfConfig, head_dim: int) -> RopeSpec:
     """The factors on cos and sin are `short_mscale` and `long_mscale`. transformers' Phi-MoE rotates by the short
     frequencies at every length and changes only the factor beyond the original length; so do we."""
     rope = rope_spec(config, head_dim)
-    parameters = config.rope_parameters or {}
+    parameters = rope_parameters(config)
     if parameters.get("rope_type", "default") == "default":
         return rope
     return replace(
