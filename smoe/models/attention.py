@@ -31,13 +31,13 @@ class GQAAttention:
         self._qkv = Linear(params[f"{prefix}.qkv.weight"], params.get(f"{prefix}.qkv.bias"), fused)
         self._out = Linear(params[f"{prefix}.out.weight"], params.get(f"{prefix}.out.bias"))
         self._rope, self._key = rope, rope.key(attention.rope)
-        q_norm, k_norm = None, None
+        norms = None
         if attention.qk_norm != "none":
+            weights = (params[f"{prefix}.{name}.weight"] for name in ("q_norm", "k_norm"))
             plus_one = spec.norm == "rms_plus_one"
-            q_norm = RMSNorm(params[f"{prefix}.q_norm.weight"], spec.norm_eps, plus_one=plus_one)
-            k_norm = RMSNorm(params[f"{prefix}.k_norm.weight"], spec.norm_eps, plus_one=plus_one)
-        per_head = attention.qk_norm == "head"
-        self._full_norms = (q_norm, k_norm) if attention.qk_norm == "full" else None
+            norms = [RMSNorm(weight, spec.norm_eps, plus_one) for weight in weights]
+        q_norm, k_norm = norms if norms is not None and attention.qk_norm == "head" else (None, None)
+        self._full_norms = norms if attention.qk_norm == "full" else None
         self._clip = attention.clip_qkv
         heads, kv_heads, width = attention.num_heads, attention.num_kv_heads, attention.head_dim
         self._sizes = [heads * width, kv_heads * width, kv_heads * width]
@@ -50,8 +50,8 @@ class GQAAttention:
             attention.rope.rotary_dim,
             attention.scale,
             attention.window,
-            q_norm if per_head else None,
-            k_norm if per_head else None,
+            q_norm,
+            k_norm,
             params.get(f"{prefix}.sinks"),
         )
 
@@ -70,10 +70,10 @@ class GQAAttention:
         """Parts off the gate; norms over the whole projection come before the clip (OLMoE)."""
         gate_TX = None
         if self._gated:
-            qkv_TX, gate_TX = qkv_TX.split([sum(self._sizes), self._sizes[0]], dim=1)
+            qkv_TX, gate_TX = torch.split(qkv_TX, [sum(self._sizes), self._sizes[0]], dim=1)
             qkv_TX = qkv_TX.contiguous()
         if self._full_norms is not None:
-            q_TX, k_TX, v_TX = qkv_TX.split(self._sizes, dim=1)
+            q_TX, k_TX, v_TX = torch.split(qkv_TX, self._sizes, dim=1)
             q_norm, k_norm = self._full_norms
             qkv_TX = torch.cat((q_norm(q_TX.contiguous()), k_norm(k_TX.contiguous()), v_TX), dim=1)
         if self._clip is not None:

@@ -9,7 +9,7 @@ from smoe.models.activations import sigmoid
 from smoe.models.bank import ExpertBank
 from smoe.models.batch import StepContext
 from smoe.models.router import Router
-from smoe.models.spec import DenseSpec, MoESpec
+from smoe.models.spec import Activation, DenseSpec, MoESpec
 
 Params = Mapping[str, torch.Tensor]
 
@@ -18,10 +18,12 @@ class DenseMLP:
     """x + mlp(norm(x)), [T, D] to [T, D]."""
 
     def __init__(self, spec: DenseSpec, params: Params, prefix: str, norm: RMSNorm | LayerNorm) -> None:
-        self._mlp = _gated_mlp(params, prefix, norm=norm, act=spec.activation)
+        fused = norm if isinstance(norm, RMSNorm) else None
+        self._norm = None if isinstance(norm, RMSNorm) else norm
+        self._mlp = _gated_mlp(params, prefix, spec.activation, fused)
 
     def __call__(self, x_TD: torch.Tensor, context: StepContext) -> torch.Tensor:
-        return self._mlp(x_TD, x_TD)
+        return self._mlp(x_TD if self._norm is None else self._norm(x_TD), x_TD)
 
 
 class MoEBlock:
@@ -38,7 +40,7 @@ class MoEBlock:
     ) -> None:
         self._layer, self._norm, self._bank = layer, norm, bank
         self._router = Router(spec.router, params, f"{prefix}.router")
-        self._shared = _gated_mlp(params, f"{prefix}.shared", act=spec.activation) if spec.shared_ffn else None
+        self._shared = _gated_mlp(params, f"{prefix}.shared", spec.activation) if spec.shared_ffn else None
         gate = params[f"{prefix}.shared_gate.weight"] if spec.shared_gate else None
         self._shared_gate = None if gate is None else Linear(gate, out_dtype=torch.float32)
 
@@ -57,6 +59,6 @@ class MoEBlock:
         return self._bank.apply(self._layer, h_TD, ids_TK, weights_TK, residual_TD)
 
 
-def _gated_mlp(params: Params, prefix: str, *, act: str, norm: RMSNorm | LayerNorm | None = None) -> GatedMLP:
+def _gated_mlp(params: Params, prefix: str, act: Activation, norm: RMSNorm | None = None) -> GatedMLP:
     gate, up, down = (params[f"{prefix}.{part}.weight"] for part in ("gate", "up", "down"))
     return GatedMLP(gate, up, down, norm=norm, act=act)

@@ -71,14 +71,15 @@ def choose(spec: RouterSpec, logits_TE: torch.Tensor, bias_E: torch.Tensor | Non
 
 def _mask_groups(spec: RouterSpec, selection_TE: torch.Tensor) -> torch.Tensor:
     """Selection scores with `masked_value` for every expert outside the best groups."""
-    selection_TGN = selection_TE.unflatten(1, (spec.num_groups, -1))
+    selection_TGN = selection_TE.view(len(selection_TE), spec.num_groups, -1)
     if spec.group_score == "max":
         groups_TG = selection_TGN.amax(dim=2)
     else:
         groups_TG = selection_TGN.topk(2, dim=2).values.sum(dim=2)
     best_TB = groups_TG.topk(spec.top_groups, dim=1).indices
     masked_TG = torch.ones_like(groups_TG, dtype=torch.bool).scatter_(1, best_TB, False)
-    return selection_TGN.masked_fill(masked_TG.unsqueeze(2), spec.masked_value).flatten(1)
+    masked_TGN = selection_TGN.masked_fill(masked_TG.unsqueeze(2), spec.masked_value)
+    return masked_TGN.view_as(selection_TE)
 
 
 def _sparsemixer(logits_TE: torch.Tensor, jitter_eps: float) -> Chosen:

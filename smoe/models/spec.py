@@ -37,7 +37,7 @@ class GQASpec:
     num_kv_heads: int
     head_dim: int
     scale: float
-    rope: RopeSpec | None
+    rope: RopeSpec
     window: int | None = None
     qk_norm: Literal["none", "head", "full"] = "none"
     qkv_bias: bool = False
