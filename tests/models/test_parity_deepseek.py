@@ -1,7 +1,6 @@
 """DeepSeek-V2, V3 and Moonlight against transformers, and what config.json of the hub may say otherwise."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from smoe.core.errors import CheckpointError
 from smoe.models.loading import open_checkpoint
 from smoe.models.spec import DecoderSpec, MoESpec
+from tests.models.edits import Edit, drop, put, v4_rope
 from tests.models.parity import assert_parity, write_checkpoint
 
 _SIZES = {
@@ -46,22 +46,6 @@ _YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.9,
 }
-Edit = Callable[[dict[str, Any]], None]
-
-
-def put(**fields: Any) -> Edit:
-    """config.json with some fields changed; None stays, as null."""
-    return lambda raw: raw.update(fields)
-
-
-def drop(*fields: str) -> Edit:
-    return lambda raw: [raw.pop(field, None) for field in fields] and None
-
-
-def v4_yarn(raw: dict[str, Any]) -> None:
-    """As the hub spells it."""
-    del raw["rope_parameters"]
-    raw |= {"rope_theta": 1e4, "rope_scaling": {"type": "yarn", **_YARN}}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +59,7 @@ def v4_yarn(raw: dict[str, Any]) -> None:
         pytest.param({"first_k_dense_replace": 0, "num_experts_per_tok": 1}, {}, id="no-dense-layer-k-1"),
         pytest.param({"first_k_dense_replace": 2, "num_experts_per_tok": 24}, {}, id="two-dense-layers-k-all"),
         pytest.param({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **_YARN}}, {}, id="yarn-v5"),
-        pytest.param({}, {"edit_config": v4_yarn}, id="yarn-v4"),
+        pytest.param({}, {"edit_config": v4_rope({"type": "yarn", **_YARN})}, id="yarn-v4"),
     ],
 )
 def test_deepseek_v2(options: dict[str, Any], how: dict[str, Any], tmp_path: Path) -> None:
@@ -95,7 +79,7 @@ def test_deepseek_v2(options: dict[str, Any], how: dict[str, Any], tmp_path: Pat
         pytest.param({"first_k_dense_replace": 2, "attention_bias": True}, {}, id="two-dense-layers-bias"),
         pytest.param({"rope_interleave": False}, {}, id="rotary-halves"),
         pytest.param({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **_YARN}}, {}, id="yarn-v5"),
-        pytest.param({}, {"edit_config": v4_yarn}, id="yarn-v4"),
+        pytest.param({}, {"edit_config": v4_rope({"type": "yarn", **_YARN})}, id="yarn-v4"),
     ],
 )
 def test_deepseek_v3(options: dict[str, Any], how: dict[str, Any], tmp_path: Path) -> None:
