@@ -1,6 +1,7 @@
 """Model folders with random weights for the tests of loading, named and shaped as the family's map asks."""
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -51,31 +52,46 @@ def write_config(folder: Path, config: dict) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def random_tensors(folder: Path, *, layout: str = "split", dtype=torch.float32, seed: int = 0) -> dict:
-    """Tensors for the config.json of `folder`, experts in `layout`."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return (0.1 * torch.randn(shape, generator=generator)).to(dtype)
-
+def tensor_shapes(folder: Path, *, layout: str = "split") -> dict:
+    """Names and shapes for the config.json of `folder`, experts in `layout`."""
     model_type, config = read_config(folder)
     family = family_for(model_type)
     spec = family.parse(config)
     checkpoint_map = family.checkpoint_map(spec)
-    tensors = {s.name: draw(*s.shape) for p in checkpoint_map.params.values() for s in p.sources}
+    named = {s.name: s.shape for p in checkpoint_map.params.values() for s in p.sources}
     for layer, names in checkpoint_map.experts.items():
         moe, d = spec.moe(layer), spec.hidden
         e, f = moe.router.num_experts, moe.ffn
         if layout == "split":
             shapes = {"gate": (f, d), "up": (f, d), "down": (d, f)}
-            tensors |= {t.format(e=i): draw(*shapes[key]) for i in range(e) for key, t in names.split.items()}
+            named |= {t.format(e=i): shapes[key] for i in range(e) for key, t in names.split.items()}
         elif layout == "stacked":
-            tensors[names.stacked["gate_up"]] = draw(e, 2 * f, d)
-            tensors[names.stacked["down"]] = draw(e, d, f)
+            named |= {names.stacked["gate_up"]: (e, 2 * f, d), names.stacked["down"]: (e, d, f)}
         else:
             shapes = {"gate_up": (e, d, 2 * f), "down": (e, f, d), "gate_up_bias": (e, 2 * f), "down_bias": (e, d)}
-            tensors |= {names.gptoss[key]: draw(*shape) for key, shape in shapes.items()}
-    return tensors
+            named |= {names.gptoss[key]: shape for key, shape in shapes.items()}
+    return named
+
+
+def random_tensors(folder: Path, *, layout: str = "split", dtype=torch.float32, seed: int = 0) -> dict:
+    """Tensors for the config.json of `folder`, experts in `layout`."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = tensor_shapes(folder, layout=layout)
+    return {name: (0.1 * torch.randn(shape, generator=generator)).to(dtype) for name, shape in shapes.items()}
+
+
+def write_sparse(folder: Path, shapes: dict, dtype: str, itemsize: int) -> int:
+    """One file of zeros that takes no disk; returns the bytes of its tensors."""
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        end = offset + itemsize * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + offset)
+    return offset
 
 
 def write_shards(folder: Path, tensors: dict, num_shards: int = 1) -> None:

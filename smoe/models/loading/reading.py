@@ -7,7 +7,7 @@ import torch
 from smoe.core.errors import CheckpointError
 from smoe.models.loading.expert_source import TensorRange
 
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 _EXPONENT_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
 _BITS = {2: torch.int16, 4: torch.int32}
 
