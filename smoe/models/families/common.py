@@ -55,8 +55,6 @@ def window_of(value: int | None) -> int | None:
 def layer_windows(config: HfConfig) -> list[int | None]:
     """A window or None for each layer, by `layer_types`."""
     kinds = config.layer_types
-    if len(kinds) != config.num_hidden_layers:
-        raise reject("layer_types", len(kinds), f"one a layer: num_hidden_layers = {config.num_hidden_layers}")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise reject("layer_types", kind, "full_attention or sliding_attention")
