@@ -1,11 +1,13 @@
 """RayClient: an EngineClient whose engine is a group of actors."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
@@ -182,3 +184,14 @@ class RayClient:
     def _check_open(self) -> None:
         if self._closing.is_set():
             raise RuntimeError("the engine has been shut down")
+
+
+def open_ray_client(config: EngineConfig) -> RayClient:
+    """The model of `config` in actors on one device. Raises as RayClient does."""
+    return RayClient(config, GroupPlan(threads=config.threads or usable_cores()))
+
+
+def usable_cores() -> int:
+    """Physical cores, as far as this process may run on them: what kernels get out of hyper-threads is little."""
+    physical = psutil.cpu_count(logical=False) or 1
+    return max(1, min(physical, len(os.sched_getaffinity(0))))

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -47,14 +47,13 @@ class GroupPlan:
 
     num_shards: int = 1
     threads: int = 1
-    gpus: int = 0
+    link: Literal["socket", "compiled"] = "socket"
     placement_timeout_s: float = 60.0
     build: Build | None = None
 
     @property
     def bundle(self) -> dict[str, float]:
-        bundle = {"CPU": float(self.threads)}
-        return {**bundle, "GPU": float(self.gpus)} if self.gpus else bundle
+        return {"CPU": float(self.threads)}
 
 
 class Group:
@@ -124,7 +123,6 @@ class Group:
         self._shards = [
             ShardActor.options(
                 num_cpus=plan.threads,
-                num_gpus=plan.gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._placement, placement_group_bundle_index=rank
                 ),
@@ -154,7 +152,7 @@ class Group:
         return None
 
     def _make_link(self) -> Callable[[], Link] | Failed:
-        if self._plan.gpus:
+        if self._plan.link == "compiled":
             return partial(CompiledLink, self._shards)
         addresses = []
         for rank, shard in enumerate(self._shards):

@@ -33,6 +33,10 @@ class Tokenizer:
         eos: int | None = self._hf.eos_token_id
         return eos
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._hf.chat_template)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with what the tokenizer puts in front (BOS). Raises RequestError."""
         _check_unicode(text)
@@ -44,7 +48,7 @@ class Tokenizer:
         """Token ids up to where the assistant speaks. Raises RequestError, also for what the template rejects."""
         from jinja2 import TemplateError
 
-        if not self._hf.chat_template:
+        if not self.has_chat_template:
             raise RequestError("messages", f"{len(messages)} messages", "this model folder has no chat template")
         for message in messages:
             _check_unicode(str(message.get("content", "")), "messages")

@@ -1,0 +1,125 @@
+"""`smoe chat`: a conversation at the terminal."""
+
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from smoe.cli import options
+from smoe.cli.conversation import Continuation, Conversation, Messages
+from smoe.cli.generate import dtype_of
+from smoe.cli.sampling import sampling_params
+from smoe.cli.values import integer, utf8
+from smoe.core.client import EngineClient
+from smoe.core.config import EngineConfig
+from smoe.core.errors import ConfigError, RequestError, SmoeError
+from smoe.core.request import Request
+from smoe.core.sampling import SamplingParams
+
+NAME = "chat"
+EXAMPLE = options.example("smoe chat --model builtin --max-tokens 64")
+
+_HELP = "/reset forgets the conversation, /exit or end of input leaves"
+
+
+def command(
+    model: options.Model = "builtin",
+    max_tokens: options.MaxTokens = "128",
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    dtype: options.DType = "auto",
+    expert_memory: options.ExpertMemoryOption = "all",
+    max_model_len: options.MaxModelLen = None,
+    threads: options.Threads = None,
+    in_process: options.InProcess = False,
+) -> None:
+    """Talk to a model, a line at a time. /reset forgets the conversation, /exit leaves."""
+    params = sampling_params(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
+    )
+    config = EngineConfig(
+        model=model,
+        dtype=dtype_of(dtype),
+        expert_memory=expert_memory,
+        max_model_len=integer("max_model_len", max_model_len),
+        threads=integer("threads", threads),
+    )
+    from smoe.cli import preflight
+    from smoe.cli.terminal import reserved_stdout, working
+    from smoe.llm import open_client
+
+    tokenizer = preflight.check(config).tokenizer
+    if tokenizer is None:
+        raise ConfigError("model", model, "a folder with a tokenizer")
+    with reserved_stdout() as out:
+        with working("loading" if in_process else "starting Ray and loading"):
+            client = open_client(config, distributed=not in_process)
+        try:
+            conversation = Messages(client) if tokenizer.has_chat_template else Continuation(client)
+            print(f"{conversation.about}; {_HELP}", file=sys.stderr)
+            _talk(client, conversation, params, out)
+        finally:
+            client.shutdown()
+
+
+def _talk(client: EngineClient, conversation: Conversation, params: SamplingParams, out: TextIO) -> None:
+    for number, line in enumerate(_lines()):
+        try:
+            said = utf8("input", line).strip("\r\n")
+            if said == "/exit":
+                return
+            if said == "/reset":
+                conversation.reset()
+            elif said.startswith("/"):
+                raise RequestError("command", said, _HELP)
+            elif said:
+                prompt = tuple(conversation.prompt(said))
+                request = Request(request_id=f"turn-{number}", prompt_token_ids=prompt, params=params)
+                conversation.take(said, _answer(client, request, out))
+        except SmoeError as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+
+
+def _lines() -> Iterator[bytes]:
+    """Lines of stdin as bytes, so that one that is not UTF-8 costs only itself; with editing on a terminal."""
+    if not sys.stdin.isatty():
+        yield from iter(sys.stdin.buffer.readline, b"")
+        return
+    import readline  # noqa: F401
+
+    while True:
+        try:
+            # `input` edits lines only when it writes to the real stdout.
+            sys.stdout, kept = sys.__stdout__, sys.stdout
+            try:
+                line = input("> ")
+            finally:
+                sys.stdout = kept
+        except EOFError:
+            return
+        yield line.encode("utf-8", "surrogateescape")
+
+
+def _answer(client: EngineClient, request: Request, out: TextIO) -> str:
+    """Streams one answer; Ctrl-C ends it early. Raises RequestError when it cannot run or ends in an error."""
+    client.submit([request])
+    pieces: list[str] = []
+    while True:
+        try:
+            deltas = client.poll()
+        except KeyboardInterrupt:
+            client.abort([request.request_id])
+            deltas = client.poll()
+        for delta in deltas:
+            if delta.request_id != request.request_id:
+                continue
+            out.write(delta.text)
+            out.flush()
+            pieces.append(delta.text)
+            if delta.finish_reason is not None:
+                print(file=out, flush=True)
+                if delta.error is not None:
+                    raise RequestError("answer", delta.finish_reason, delta.error)
+                return "".join(pieces)

@@ -1,0 +1,39 @@
+"""Options that several verbs share."""
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Option("--model", metavar="DIR|builtin", help="Model folder, or the packaged model.")]
+DType = Annotated[str, typer.Option("--dtype", metavar="TYPE", help="auto, float32 or bfloat16.")]
+ExpertMemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--expert-memory",
+        metavar="SIZE",
+        help="Memory for experts: slots a layer (16), a fraction (25%), bytes (2GiB), all or auto.",
+    ),
+]
+MaxModelLen = Annotated[
+    str | None, typer.Option("--max-model-len", metavar="N", help="Context length; default: the model's own.")
+]
+MaxTokens = Annotated[
+    str | None,
+    typer.Option("--max-tokens", metavar="N", help="At most N tokens; default: what is left of the context."),
+]
+Temperature = Annotated[str | None, typer.Option("--temperature", metavar="T", help="0 (the default) is greedy.")]
+TopP = Annotated[str | None, typer.Option("--top-p", metavar="P", help="Sample from the likeliest mass P.")]
+TopK = Annotated[str | None, typer.Option("--top-k", metavar="K", help="Sample from the K likeliest tokens.")]
+Seed = Annotated[str | None, typer.Option("--seed", metavar="N", help="Makes sampling reproducible.")]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="Ends the answer before TEXT; may be repeated.")
+]
+InProcess = Annotated[bool, typer.Option("--in-process", help="Run in this process, without Ray.")]
+Threads = Annotated[
+    str | None, typer.Option("--threads", metavar="N", help="Threads of the model; default: one a core.")
+]
+
+
+def example(line: str) -> str:
+    """The end of a verb's help; the \\b keeps the help formatter from wrapping the line."""
+    return f"\b\nExample:\n  {line}"

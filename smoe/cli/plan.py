@@ -1,0 +1,68 @@
+"""`smoe plan`: what will live where, before anything loads."""
+
+from typing import Annotated
+
+import typer
+
+from smoe.cli import options
+from smoe.cli.generate import dtype_of
+from smoe.cli.values import integer
+from smoe.core.config import EngineConfig
+
+NAME = "plan"
+EXAMPLE = options.example("smoe plan --model builtin --expert-memory 25%")
+
+
+def command(
+    model: options.Model = "builtin",
+    dtype: options.DType = "auto",
+    expert_memory: options.ExpertMemoryOption = "all",
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: Annotated[
+        str | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at the same time.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as a JSON object.")] = False,
+) -> None:
+    """Show what will live where: bytes of each part and the predicted peak. Loads nothing."""
+    seqs = integer("max_num_seqs", max_num_seqs)
+    config = EngineConfig(
+        model=model,
+        dtype=dtype_of(dtype),
+        expert_memory=expert_memory,
+        max_model_len=integer("max_model_len", max_model_len),
+        max_num_seqs=EngineConfig().max_num_seqs if seqs is None else seqs,
+    )
+    from smoe.engine.plan import plan_memory
+    from smoe.models.loading import open_checkpoint
+
+    checkpoint = open_checkpoint(config.model)
+    plan = plan_memory(checkpoint, config)
+    if json:
+        import json as json_module
+        from dataclasses import asdict
+
+        figures = {**asdict(plan), "predicted_peak_rss_bytes": plan.predicted_peak_rss_bytes}
+        print(json_module.dumps(figures, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from smoe.cli.answers import size
+
+    experts = f"{plan.expert_slots:,} of {plan.num_moe_layers * plan.num_experts:,} experts"
+    below = "none" if plan.all_resident else f"{checkpoint.folder} ({size(plan.experts_total_bytes)})"
+    table = Table(title=f"{checkpoint.folder.name}: {checkpoint.spec.family}, {plan.dtype}", title_justify="left")
+    for column in ("what", "where", "bytes", "how much"):
+        table.add_column(column, justify="right" if column == "bytes" else "left")
+    table.add_row("dense weights", "memory", size(plan.dense_bytes), "")
+    table.add_row("experts, resident", "memory", size(plan.experts_resident_bytes), experts)
+    table.add_row("experts, the rest", "disk" if not plan.all_resident else "-", "", below)
+    table.add_row("KV cache", "memory", size(plan.kv_bytes), f"{plan.kv_rows:,} rows of {size(plan.kv_row_bytes)}")
+    table.add_row("recurrent states", "memory", size(plan.state_bytes), "")
+    table.add_row("workspace", "memory", size(plan.workspace_bytes), "estimated, at the largest step")
+    table.add_row("this process", "memory", size(plan.process_bytes), "before loading")
+    table.add_section()
+    table.add_row(
+        "predicted peak", "memory", size(plan.predicted_peak_rss_bytes), f"{size(plan.free_bytes)} are free now"
+    )
+    Console().print(table)

@@ -1,0 +1,55 @@
+"""Everything that can be refused before a model loads or Ray starts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smoe.core.config import EngineConfig
+from smoe.core.errors import RequestError
+from smoe.core.model_info import ModelInfo
+from smoe.core.request import Request
+from smoe.core.sampling import SamplingParams
+from smoe.engine.validate import RequestValidator
+
+if TYPE_CHECKING:
+    from smoe.engine.plan import MemoryPlan
+    from smoe.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """A model folder, read as far as its headers, and the memory that an engine on it will take."""
+
+    plan: "MemoryPlan"
+    info: ModelInfo
+    tokenizer: "Tokenizer | None"
+
+    def requests(self, prompts: Sequence[str | tuple[int, ...]], params: SamplingParams) -> list[Request]:
+        """Requests that can run. Raises RequestError at the first that cannot."""
+        requests = [
+            Request(request_id=f"prompt-{index}", prompt_token_ids=self._encode(prompt), params=params)
+            for index, prompt in enumerate(prompts)
+        ]
+        validator = RequestValidator(self.info, self.plan.kv_rows, has_tokenizer=self.tokenizer is not None)
+        validator.check(requests, ())
+        return requests
+
+    def _encode(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise RequestError("prompt", prompt, "--prompt-token-ids: this model folder has no tokenizer")
+        return tuple(self.tokenizer.encode(prompt))
+
+
+def check(config: EngineConfig) -> Preflight:
+    """Raises ConfigError, CheckpointError or CapacityError. Reads headers, no weights."""
+    from smoe.engine.build import model_info
+    from smoe.engine.plan import plan_memory
+    from smoe.engine.tokenizer import load_tokenizer
+    from smoe.models.loading import open_checkpoint
+
+    checkpoint = open_checkpoint(config.model)
+    plan = plan_memory(checkpoint, config)
+    tokenizer = load_tokenizer(checkpoint.folder)
+    return Preflight(plan, model_info(checkpoint, plan, tokenizer), tokenizer)
