@@ -59,8 +59,9 @@ class GatedDelta:
             return self.reference(x_TX, spans, tails_SWC, states_SHKV)
         x_TX = x_TX.contiguous()
         num_rows, num_values = len(x_TX), self.value_heads * self.value_dim
-        if x_TX.shape[1] != self.channels + num_values + 2 * self.value_heads:
-            raise ValueError(f"GatedDelta: x has {x_TX.shape[1]} columns")
+        width = self.channels + num_values + 2 * self.value_heads
+        if x_TX.shape[1] != width:
+            raise ValueError(f"GatedDelta: x has {x_TX.shape[1]} columns, expected {width}")
         layout = torch.tensor(spans, dtype=torch.int64)
         out_TX = torch.empty(num_rows, num_values, dtype=x_TX.dtype)
         lib = self._lib
