@@ -38,9 +38,9 @@ def read_config(folder: Path) -> tuple[str, Any]:
 
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds here; the first line says what is wrong
-        first_line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{path}: transformers does not read it: {first_line}") from error
+    except Exception as error:  # transformers raises many kinds here, some with the cause on the second line
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"{path}: transformers does not read it: {message}") from error
     return model_type, config
 
 
