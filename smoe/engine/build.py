@@ -1,7 +1,5 @@
 """From a configuration to something that runs."""
 
-from dataclasses import replace
-
 import torch
 
 from smoe.core.config import EngineConfig
@@ -14,10 +12,10 @@ from smoe.engine.plan import MemoryPlan, compute_dtype, plan_memory
 from smoe.engine.recorder import RouteRecorder
 from smoe.engine.runner import Runner
 from smoe.engine.tokenizer import Tokenizer, eos_token_ids, load_tokenizer
-from smoe.models.bank import ExpertBank
 from smoe.models.decoder import Decoder
 from smoe.models.kv import KVCache
 from smoe.models.loading import Checkpoint, model_folder, open_checkpoint
+from smoe.offload.build import make_bank
 
 
 def build_runner(config: EngineConfig) -> Runner:
@@ -34,7 +32,7 @@ def build_runner(config: EngineConfig) -> Runner:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     dtype = compute_dtype(checkpoint.spec, config)
-    bank = _make_bank(checkpoint, config, plan, dtype)
+    bank = make_bank(checkpoint, config, dtype, free_bytes=plan.auto_bytes)
     try:
         decoder = Decoder(checkpoint.spec, checkpoint.params(dtype=dtype, device=device), bank, dtype=dtype)
         kv = KVCache(checkpoint.spec, num_rows=plan.kv_rows, num_states=config.max_num_seqs, dtype=dtype, device=device)
@@ -85,14 +83,6 @@ def model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Tokenizer | 
         eos_token_ids=eos_token_ids(checkpoint.folder, spec.eos_token_ids, tokenizer),
         has_tokenizer=tokenizer is not None,
     )
-
-
-def _make_bank(checkpoint: Checkpoint, config: EngineConfig, plan: MemoryPlan, dtype: torch.dtype) -> ExpertBank:
-    from smoe.offload.build import make_bank
-
-    if config.expert_memory.strip() == "auto":  # the plan has divided what is free; the bank must not ask again
-        config = replace(config, expert_memory=f"{plan.expert_slots * plan.slot_bytes}B")
-    return make_bank(checkpoint, config, dtype)
 
 
 def _device(config: EngineConfig) -> torch.device:

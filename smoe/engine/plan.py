@@ -21,8 +21,9 @@ _KV_SHARE = 0.25  # of the memory left beside the dense weights, when `auto` div
 class MemoryPlan:
     """All figures in bytes unless named otherwise.
 
-    `expert_slots` count all layers. `kv_bytes` are touched only as far as sequences fill them. `workspace_bytes`
-    is an estimate of activations in the largest step; `process_bytes` what this process holds before loading.
+    `expert_slots` count all layers; `auto_bytes` is what `expert_memory=auto` gives to experts. `kv_bytes` are
+    touched only as far as sequences fill them. `workspace_bytes` is an estimate of activations in the largest
+    step; `process_bytes` is what this process holds before loading.
     """
 
     dtype: str
@@ -35,6 +36,7 @@ class MemoryPlan:
     slot_bytes: int
     expert_slots: int
     experts_resident_bytes: int
+    auto_bytes: int
     all_resident: bool
     kv_rows: int
     kv_row_bytes: int
@@ -75,16 +77,10 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     row_bytes = bytes_per_row(spec, dtype)
     wanted_rows = config.max_num_seqs * max_model_len
     kv_reserve = min(wanted_rows * row_bytes, int(max(0, left) * _KV_SHARE))
-    if budget.kind == "all":
-        slots, resident = len(layers) * first.router.num_experts, total
-    else:
-        slots = budget.slots(
-            num_layers=len(layers),
-            num_experts=first.router.num_experts,
-            slot_bytes=shelf.slot_bytes,
-            free_bytes=max(0, left - kv_reserve),
-        )
-        resident = slots * shelf.slot_bytes + shelf.staging_bytes
+    auto_bytes = max(0, left - kv_reserve)
+    slots = shelf.slots(budget, free_bytes=auto_bytes)
+    all_resident = budget.kind == "all" or (budget.kind == "auto" and slots == shelf.num_experts)
+    resident = total if all_resident else slots * shelf.slot_bytes + shelf.staging_bytes
     if resident > left:
         limit = f"{resident} bytes of experts, but {max(0, left)} bytes are free beside the other weights; try auto"
         raise ConfigError("expert_memory", config.expert_memory, limit)
@@ -102,7 +98,8 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
         slot_bytes=shelf.slot_bytes,
         expert_slots=slots,
         experts_resident_bytes=resident,
-        all_resident=budget.kind == "all",
+        auto_bytes=auto_bytes,
+        all_resident=all_resident,
         kv_rows=rows,
         kv_row_bytes=row_bytes,
         kv_bytes=rows * row_bytes,

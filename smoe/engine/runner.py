@@ -71,7 +71,8 @@ class Runner:
         return self._bank.stats()
 
     def check_integrity(self) -> None:
-        self._bank.check_integrity()
+        if not self._closed:
+            self._bank.check_integrity()
 
     def shutdown(self) -> None:
         """Writes the recorded routes and frees the experts. Idempotent."""

@@ -20,8 +20,8 @@ from smoe.models.batch import Batch
 from smoe.models.kv import KVCache
 from smoe.models.spec import DecoderSpec
 
-VOCAB, EOS, CONTEXT = 64, 1, 96
-NAN_TOKEN, LOST_TOKEN = 60, 61  # a prefix with the first has NaN logits; the second needs an expert that is lost
+VOCAB, EOS, CONTEXT = 128, 1, 96
+NAN_TOKEN, LOST_TOKEN = 126, 127  # a prefix with the first has NaN logits; the second needs an expert that is lost
 SPEC = DecoderSpec(
     family="fake", hidden=1, vocab=VOCAB, layers=(), norm="rms", norm_eps=1e-6, tied_head=True, max_positions=CONTEXT
 )

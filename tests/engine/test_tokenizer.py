@@ -70,5 +70,5 @@ def test_a_lone_surrogate_is_an_error_of_the_request(folder: Path) -> None:
     tokenizer = set_config(folder, chat_template=TEMPLATE)
     with pytest.raises(RequestError, match="character 2 is a lone surrogate"):
         tokenizer.encode("ab\udcff")
-    with pytest.raises(RequestError, match="messages: .*lone surrogate"):
+    with pytest.raises(RequestError, match=r"messages: .*lone surrogate"):
         tokenizer.encode_chat([{"role": "user", "content": "\udcff"}])

@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smoe.core.errors import ConfigError
+from smoe.core.route_trace import read_route_trace
+from smoe.engine.core import EngineCore
+from smoe.engine.recorder import RouteRecorder
+from tests.engine.collect import drain, request
+from tests.engine.fakes import INFO, LOST_TOKEN, NAN_TOKEN, make_runner
+
+PROMPTS = {"a": [3, 4, 5, 6, 7], "b": [9] * 4, "c": [10]}
+
+
+def record(path: Path, requests: list, *, fraction: float = 1.0, budget: int = 4) -> dict[str, list[int]]:  # type: ignore[type-arg]
+    """Token ids that went into the model, by request."""
+    recorder = RouteRecorder(path, INFO)
+    core = EngineCore(
+        make_runner(recorder=recorder),
+        None,
+        max_num_seqs=4,
+        max_num_batched_tokens=budget,
+        record_fraction=fraction,
+        seed=1,
+    )
+    core.add(requests)
+    outcomes = drain(core)
+    core.executor.shutdown()
+    prompts = {r.request_id: list(r.prompt_token_ids) for r in requests}
+    return {name: prompts[name] + outcome.token_ids[:-1] for name, outcome in outcomes.items()}
+
+
+@pytest.mark.parametrize("budget", [3, 64])
+def test_each_sequence_is_whole_whatever_the_batches_were(tmp_path: Path, budget: int) -> None:
+    path = tmp_path / "routes.safetensors"
+    known = record(path, [request(n, p, max_tokens=4) for n, p in PROMPTS.items()], budget=budget)
+    trace = read_route_trace(path)
+    assert (trace.fingerprint, trace.layers, trace.num_experts, trace.top_k) == (INFO.fingerprint, (1, 3), 8, 2)
+    assert trace.num_sequences == 3
+    for start, end, (name, token_ids) in zip(
+        trace.sequence_start, trace.sequence_start[1:], known.items(), strict=False
+    ):
+        assert trace.token_ids[start:end].tolist() == token_ids
+        prompt = len(PROMPTS[name])
+        assert trace.phase[start:end].tolist() == [0] * prompt + [1] * 3
+    expected = trace.token_ids[None, :, None] % 4 + np.array([4, 0])  # heavier first: 0.75 belongs to the upper half
+    assert (trace.expert_ids == expected).all()
+    assert trace.expert_weights is not None
+    assert (trace.expert_weights == [0.75, 0.25]).all()
+
+
+def test_a_fraction_of_the_requests(tmp_path: Path) -> None:
+    path = tmp_path / "routes.safetensors"
+    record(path, [request(str(i), [3], max_tokens=2) for i in range(60)], fraction=0.5)
+    assert 15 < read_route_trace(path).num_sequences < 45
+
+
+def test_a_step_that_fails_is_not_recorded_twice(tmp_path: Path) -> None:
+    path = tmp_path / "routes.safetensors"
+    requests = [request("a", [3, 4], max_tokens=3), request("lost", [5, LOST_TOKEN])]
+    known = record(path, requests, budget=64)
+    trace = read_route_trace(path)
+    assert trace.token_ids.tolist() == known["a"]
+
+
+def test_recording_nothing_writes_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "routes.safetensors"
+    RouteRecorder(path, INFO).write()
+    assert not path.exists()
+
+
+def test_a_folder_that_does_not_exist_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"record_routes: .*no/x' "):
+        RouteRecorder(tmp_path / "no" / "x", INFO)
+
+
+def test_a_request_with_a_numeric_error_keeps_the_rest_of_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "routes.safetensors"
+    record(path, [request("a", [3, 4], max_tokens=3), request("bad", [5, NAN_TOKEN])], budget=64)
+    assert read_route_trace(path).num_sequences >= 1
