@@ -124,4 +124,5 @@ static inline size_t type_size(int type) { return type == BF16 ? 2 : 4; }
     X(delta,                                                                                                         \
       (int threads, const Delta *net, const void *x, int xtype, int64_t t, const int64_t *spans, int64_t num_spans,           \
        float *tails, float *states, void *out),                                                                      \
-      (threads, net, x, xtype, t, spans, num_spans, tails, states, out))
+      (threads, net, x, xtype, t, spans, num_spans, tails, states, out)) \
+    X(stream, (int threads, const float *x, int64_t n, float *out), (threads, x, n, out))

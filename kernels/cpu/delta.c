@@ -23,6 +23,7 @@ typedef struct {
     float *mixed;          /* [t, channels]: q | k | v after the convolution */
     float *rates;          /* [t, 2, value_heads]: decay, beta */
     float *read;           /* [t, value_heads * value_dim] */
+    float *blocks;         /* per thread [key_dim, COLUMNS] */
 } Args;
 
 INLINE vf load_any(const void *p, int type, long i, int n)
@@ -109,58 +110,75 @@ static void prepare_token(const Args *a, long t)
     }
 }
 
-/* One head of one span, C vectors of columns from c on (the last of n lanes). */
-INLINE void recur(const int C, const Args *a, const int64_t *span, long h, long c, int n)
+#define EACH(j) _Pragma("GCC unroll 4") for (int j = 0; j < C; j++)
+
+/* One head of one span, C vectors of columns from c on (of n lanes each). `block` [key_dim, C * LANES] holds the state
+ * meanwhile: in place its rows would compete for a few sets of the cache. */
+INLINE void recur(const int C, const Args *a, const int64_t *span, long h, long c, int n, float *block)
 {
     const Delta *d = a->net;
     const long dk = d->key_dim, dv = d->value_dim, H = d->value_heads, kh = h / (H / d->key_heads);
     float *state = a->states + (span[3] * H + h) * dk * dv + c;
-    if (span[2] == 0)
-        for (long i = 0; i < dk; i++)
-            for (int j = 0; j < C; j++)
-                store_any(state, F32, i * dv + j * LANES, v_zero(), n);
+    for (long i = 0; i < dk; i++)
+        EACH(j) v_store(block + (i * C + j) * LANES, span[2] ? load_any(state, F32, i * dv + j * LANES, n) : v_zero());
     for (long t = span[0]; t < span[0] + span[1]; t++) {
         const float *q = a->mixed + t * a->channels + kh * dk, *k = q + d->key_heads * dk;
         const float *v = a->mixed + t * a->channels + 2 * d->key_heads * dk + h * dv + c;
         const vf decay = v_set1(a->rates[t * 2 * H + h]), beta = v_set1(a->rates[(t * 2 + 1) * H + h]);
-        vf held[2][4], read[2][4], update[4];
-        for (int j = 0; j < C; j++)
-            held[0][j] = held[1][j] = read[0][j] = read[1][j] = v_zero();
-        for (long i = 0; i < dk; i++) {
-            const vf ki = v_set1(k[i]);
-#pragma GCC unroll 4
-            for (int j = 0; j < C; j++)
-                held[i & 1][j] = v_fma(load_any(state, F32, i * dv + j * LANES, n), ki, held[i & 1][j]);
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < C; j++) {
-            vf old = v_mul(v_add(held[0][j], held[1][j]), decay);
-            update[j] = v_mul(v_sub(load_any(v, F32, j * LANES, n), old), beta);
-        }
-        for (long i = 0; i < dk; i++) {
-            const vf ki = v_set1(k[i]), qi = v_set1(q[i]);
-#pragma GCC unroll 4
-            for (int j = 0; j < C; j++) {
-                vf s = v_fma(ki, update[j], v_mul(load_any(state, F32, i * dv + j * LANES, n), decay));
-                store_any(state, F32, i * dv + j * LANES, s, n);
-                read[i & 1][j] = v_fma(qi, s, read[i & 1][j]);
-            }
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < C; j++)
-            store_any(a->read, F32, (t * H + h) * dv + c + j * LANES, v_add(read[0][j], read[1][j]), n);
+        vf even[4], odd[4], update[4];
+        EACH(j) even[j] = odd[j] = v_zero();
+#define HOLD(sum, i)                                                                                                   \
+    {                                                                                                                  \
+        const vf ki = v_set1(k[i]);                                                                                    \
+        EACH(j) sum[j] = v_fma(v_load(block + ((i) * C + j) * LANES), ki, sum[j]);                                     \
     }
+        long i = 0;
+        for (; i + 2 <= dk; i += 2) {
+            HOLD(even, i)
+            HOLD(odd, i + 1)
+        }
+        if (i < dk)
+            HOLD(even, i)
+#undef HOLD
+        EACH(j)
+        {
+            vf old = v_mul(v_add(even[j], odd[j]), decay);
+            update[j] = v_mul(v_sub(load_any(v, F32, j * LANES, n), old), beta);
+            even[j] = odd[j] = v_zero();
+        }
+#define WRITE_READ(sum, i)                                                                                             \
+    {                                                                                                                  \
+        const vf ki = v_set1(k[i]), qi = v_set1(q[i]);                                                                 \
+        EACH(j)                                                                                                        \
+        {                                                                                                              \
+            float *at = block + ((i) * C + j) * LANES;                                                                 \
+            vf s = v_fma(ki, update[j], v_mul(v_load(at), decay));                                                     \
+            v_store(at, s);                                                                                            \
+            sum[j] = v_fma(qi, s, sum[j]);                                                                             \
+        }                                                                                                              \
+    }
+        for (i = 0; i + 2 <= dk; i += 2) {
+            WRITE_READ(even, i)
+            WRITE_READ(odd, i + 1)
+        }
+        if (i < dk)
+            WRITE_READ(even, i)
+#undef WRITE_READ
+        EACH(j) store_any(a->read, F32, (t * H + h) * dv + c + j * LANES, v_add(even[j], odd[j]), n);
+    }
+    for (long i = 0; i < dk; i++)
+        EACH(j) store_any(state, F32, i * dv + j * LANES, v_load(block + (i * C + j) * LANES), n);
 }
 
-static void recur_columns(const Args *a, const int64_t *span, long h, long c0, long c1)
+static void recur_columns(const Args *a, const int64_t *span, long h, long c0, long c1, float *block)
 {
     long c = c0;
     for (; c + 4 * LANES <= c1; c += 4 * LANES)
-        recur(4, a, span, h, c, LANES);
+        recur(4, a, span, h, c, LANES, block);
     for (; c + LANES <= c1; c += LANES)
-        recur(1, a, span, h, c, LANES);
+        recur(1, a, span, h, c, LANES, block);
     if (c < c1)
-        recur(1, a, span, h, c, (int)(c1 - c));
+        recur(1, a, span, h, c, (int)(c1 - c), block);
 }
 
 static void gated_norm(const Args *a, long t)
@@ -183,6 +201,7 @@ static void delta_body(void *args, const Team *team)
     const Args *a = args;
     const Delta *d = a->net;
     const long slices = (a->channels + CHANNELS - 1) / CHANNELS, blocks = (d->value_dim + COLUMNS - 1) / COLUMNS;
+    float *block = a->blocks + team->tid * d->key_dim * COLUMNS;
     for (long i; (i = claim(team, 0)) < a->num_spans * slices;) {
         const long c = i % slices * CHANNELS;
         convolve(a, a->spans + i / slices * 4, c, min_l(a->channels, c + CHANNELS));
@@ -193,7 +212,7 @@ static void delta_body(void *args, const Team *team)
     team_barrier(team);
     for (long i; (i = claim(team, 2)) < a->num_spans * d->value_heads * blocks;) {
         const long c = i % blocks * COLUMNS, h = i / blocks % d->value_heads;
-        recur_columns(a, a->spans + i / (blocks * d->value_heads) * 4, h, c, min_l(d->value_dim, c + COLUMNS));
+        recur_columns(a, a->spans + i / (blocks * d->value_heads) * 4, h, c, min_l(d->value_dim, c + COLUMNS), block);
     }
     team_barrier(team);
     for (long t; (t = claim(team, 3)) < a->t;)
@@ -207,11 +226,14 @@ int FN(delta)(int threads, const Delta *net, const void *x, int xtype, int64_t t
     Args a = {.net = net, .x = x, .xtype = xtype, .t = t, .channels = channels,
               .width = channels + values + 2 * net->value_heads, .spans = spans, .num_spans = num_spans, .tails = tails,
               .states = states, .out = out};
+    int n = team_size(threads, (double)t * (double)(3 * values * net->key_dim + channels * net->taps));
     size_t mixed = align64((size_t)(t * channels) * 4), rates = align64((size_t)(t * 2 * net->value_heads) * 4);
-    char *m = scratch(mixed + rates + (size_t)(t * values) * 4);
+    size_t read = align64((size_t)(t * values) * 4), blocks = (size_t)(n * net->key_dim * COLUMNS) * 4;
+    char *m = scratch(mixed + rates + read + blocks);
     if (!m)
         return ERR_MEMORY;
     a.mixed = (float *)m, a.rates = (float *)(m + mixed), a.read = (float *)(m + mixed + rates);
-    team_run(team_size(threads, (double)t * (double)(3 * values * net->key_dim + channels * net->taps)), delta_body, &a);
+    a.blocks = (float *)(m + mixed + rates + read);
+    team_run(n, delta_body, &a);
     return OK;
 }

@@ -31,10 +31,10 @@ INLINE void tile(const int R, const int type, const void *const w[4], const floa
     for (; k + 2 * LANES <= K; k += LANES) {
         if (R <= 2) {
             for (long line = 0; line < 2 * LANES * size; line += 64) {
-                _mm_prefetch(w0 + k * size + ahead + line, _MM_HINT_T0);
-                _mm_prefetch(w1 + k * size + ahead + line, _MM_HINT_T0);
-                _mm_prefetch(w2 + k * size + ahead + line, _MM_HINT_T0);
-                _mm_prefetch(w3 + k * size + ahead + line, _MM_HINT_T0);
+                _mm_prefetch(w0 + k * size + ahead + line, _MM_HINT_T1);
+                _mm_prefetch(w1 + k * size + ahead + line, _MM_HINT_T1);
+                _mm_prefetch(w2 + k * size + ahead + line, _MM_HINT_T1);
+                _mm_prefetch(w3 + k * size + ahead + line, _MM_HINT_T1);
             }
         }
         STEP(FULL_W, FULL_X)
