@@ -9,6 +9,7 @@
 
 #define COLUMNS 64
 #define CHANNELS 256
+#define SLAB 64 /* rows at a time: what lies between the phases stays in the second-level cache */
 #define L2_EPS 1e-6f
 
 typedef struct {
@@ -219,21 +220,42 @@ static void delta_body(void *args, const Team *team)
         gated_norm(a, t);
 }
 
-int FN(delta)(int threads, const Delta *net, const void *x, int xtype, int64_t t, const int64_t *spans, int64_t num_spans, float *tails,
-              float *states, void *out)
+/* The parts of the spans in rows [t0, t1), counted from t0. */
+static long cut_spans(const int64_t *spans, long num_spans, long t0, long t1, int64_t *pieces)
 {
-    const long values = net->value_heads * net->value_dim, channels = 2 * net->key_heads * net->key_dim + values;
-    Args a = {.net = net, .x = x, .xtype = xtype, .t = t, .channels = channels,
-              .width = channels + values + 2 * net->value_heads, .spans = spans, .num_spans = num_spans, .tails = tails,
-              .states = states, .out = out};
-    int n = team_size(threads, (double)t * (double)(3 * values * net->key_dim + channels * net->taps));
-    size_t mixed = align64((size_t)(t * channels) * 4), rates = align64((size_t)(t * 2 * net->value_heads) * 4);
-    size_t read = align64((size_t)(t * values) * 4), blocks = (size_t)(n * net->key_dim * COLUMNS) * 4;
-    char *m = scratch(mixed + rates + read + blocks);
+    long count = 0;
+    for (const int64_t *span = spans; span < spans + num_spans * 4; span += 4) {
+        const long from = max_l(span[0], t0), to = min_l(span[0] + span[1], t1);
+        if (from >= to)
+            continue;
+        int64_t *piece = pieces + 4 * count++;
+        piece[0] = from - t0, piece[1] = to - from, piece[2] = span[2] + from - span[0], piece[3] = span[3];
+    }
+    return count;
+}
+
+int FN(delta)(int threads, const Delta *net, const void *x, int xtype, int64_t t, const int64_t *spans, int64_t num_spans,
+              float *tails, float *states, void *out)
+{
+    const long H = net->value_heads, values = H * net->value_dim, channels = 2 * net->key_heads * net->key_dim + values;
+    const long width = channels + values + 2 * H, slab = min_l(t, SLAB);
+    int n = team_size(threads, (double)slab * (double)(3 * values * net->key_dim + channels * net->taps));
+    size_t mixed = align64((size_t)(slab * channels) * 4), rates = align64((size_t)(slab * 2 * H) * 4);
+    size_t read = align64((size_t)(slab * values) * 4), blocks = align64((size_t)(n * net->key_dim * COLUMNS) * 4);
+    char *m = scratch(mixed + rates + read + blocks + (size_t)slab * 4 * sizeof(int64_t));
     if (!m)
         return ERR_MEMORY;
+    Args a = {.net = net, .xtype = xtype, .channels = channels, .width = width, .tails = tails, .states = states};
     a.mixed = (float *)m, a.rates = (float *)(m + mixed), a.read = (float *)(m + mixed + rates);
     a.blocks = (float *)(m + mixed + rates + read);
-    team_run(n, delta_body, &a);
+    int64_t *pieces = (int64_t *)(m + mixed + rates + read + blocks);
+    a.spans = pieces;
+    for (long t0 = 0; t0 < t; t0 += SLAB) {
+        a.t = min_l(SLAB, t - t0);
+        a.x = offset(x, xtype, t0 * width);
+        a.out = (char *)out + (size_t)(t0 * values) * type_size(xtype);
+        a.num_spans = cut_spans(spans, num_spans, t0, t0 + a.t, pieces);
+        team_run(n, delta_body, &a);
+    }
     return OK;
 }
