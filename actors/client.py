@@ -11,7 +11,7 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from smoe.actors.controller import Begin, Controller, GroupState, Stop
+from smoe.actors.controller import Begin, Controller, GroupState, RestartLimits, Stop
 from smoe.actors.group import Group, GroupPlan
 from smoe.actors.launch import RaySession, open_ray
 from smoe.actors.outcome import one_line, unwrap
@@ -35,10 +35,10 @@ class RayClient:
     engine, so that deltas travel as soon as they exist.
     """
 
-    def __init__(self, config: EngineConfig, plan: GroupPlan) -> None:
+    def __init__(self, config: EngineConfig, plan: GroupPlan, limits: RestartLimits | None = None) -> None:
         self._session: RaySession = open_ray(plan.num_shards * plan.threads)
         self._group = Group(config, plan)
-        self._controller = Controller(self._group)
+        self._controller = Controller(self._group, limits or RestartLimits())
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="controller", daemon=True)
         self._in_flight: dict[str, Usage] = {}
@@ -117,6 +117,13 @@ class RayClient:
     def state(self) -> GroupState:
         """Of the group of shards: its phase, and the losses so far."""
         return self._controller.state
+
+    def shard_pids(self) -> list[int]:
+        return self._group.shard_pids()
+
+    def engine_pid(self) -> int:
+        pid: int = self._call("pid")
+        return pid
 
     def shutdown(self) -> None:
         if self._closing.is_set():

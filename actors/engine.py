@@ -1,6 +1,7 @@
 """Engine: the actor that owns the scheduler and drives the shards, one step after another, on a thread of its own."""
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -86,6 +87,9 @@ class Engine:
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int] | Failed:
         return attempt(lambda: self._need_tokenizer("messages", messages).encode_chat(messages))
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def stop(self) -> Failed | None:
         """Ends the loop after the step in flight, and the shards' executors with it."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -100,6 +100,10 @@ class Group:
                 return EngineDied(cause)
         return ShardsDied(self._generation, time.monotonic(), str(cause))
 
+    def shard_pids(self) -> list[int]:
+        pids: list[int] = ray.get([shard.pid.remote() for shard in self._shards])
+        return pids
+
     def kill_shards(self) -> None:
         """From any thread: a load in progress then fails at once."""
         for shard in self._shards:
@@ -189,8 +193,3 @@ class Group:
             return Failed(StartupError(f"{died}, or hangs: no answer in {timeout_s:g} s"))
         except RayError as error:
             return Failed(StartupError(f"{died} ({one_line(error)})"))
-
-
-def process_ids(shards: Sequence[Any]) -> list[int]:
-    pids: list[int] = ray.get([shard.pid.remote() for shard in shards])
-    return pids

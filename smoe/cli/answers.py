@@ -52,8 +52,9 @@ def collect(client: EngineClient, requests: Sequence[Request], streamer: Streame
 
 
 def print_json(run: Run, out: TextIO) -> None:
-    json.dump([_object(run, completion) for completion in run.completions], out, indent=1, allow_nan=False)
-    print(file=out)
+    """A list with one object a line."""
+    objects = [json.dumps(_object(run, completion), allow_nan=False) for completion in run.completions]
+    print("[\n" + ",\n".join(objects) + "\n]", file=out)
 
 
 def _object(run: Run, completion: Completion) -> dict[str, Any]:
@@ -120,8 +121,8 @@ def print_table(run: Run) -> None:
         ("time to first token", "no token" if not ttfts else f"{max(ttfts):,.0f} ms"),
         ("expert hits / misses", f"{experts.hits:,} / {experts.misses:,}"),
         ("expert bytes moved", size(experts.bytes_moved)),
-        ("expert memory: bound", size(experts.budget_bytes)),
-        ("expert memory: peak", size(experts.peak_bytes)),
+        ("expert memory: bound", size(experts.budget_bytes) if experts.budget_bytes else "all resident"),
+        ("expert memory: peak", size(experts.peak_bytes) if experts.peak_bytes else "all resident"),
     )
     for name, figure in rows:
         table.add_row(name, figure)

@@ -71,6 +71,10 @@ def build(config: EngineConfig) -> FakeExecutor:
     return FakeExecutor()
 
 
+def build_fragile(config: EngineConfig) -> FakeExecutor:
+    return FakeExecutor(die_after=20)
+
+
 def build_broken(config: EngineConfig) -> FakeExecutor:
     raise CheckpointError("model.safetensors: tensor `x` is missing")
 

@@ -1,0 +1,19 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.actors import fakes
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """One local Ray for all tests that use actors; clients find it and leave it running."""
+    from ray import cloudpickle
+
+    from smoe.actors.launch import open_ray
+
+    session = open_ray(num_cpus=8)
+    # Workers need not be able to import the tests.
+    cloudpickle.register_pickle_by_value(fakes)
+    yield
+    session.close()
