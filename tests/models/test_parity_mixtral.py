@@ -89,12 +89,12 @@ def test_a_window_of_0_is_no_window(tmp_path: Path) -> None:
         pytest.param({"sliding_window": 16}, {}, id="window-set"),
         pytest.param(
             {},
-            {"edit_config": v4_rope({"type": "longrope", **_LONGROPE}, original_max_position_embeddings=80)},
+            {"edit_config": v4_rope({"type": "longrope", **_LONGROPE, "original_max_position_embeddings": 80})},
             id="rope-v4-longrope-crossed-while-decoding",
         ),
         pytest.param(
             {},
-            {"edit_config": v4_rope({"type": "longrope", **_LONGROPE}, original_max_position_embeddings=32)},
+            {"edit_config": v4_rope({"type": "longrope", **_LONGROPE, "original_max_position_embeddings": 32})},
             id="rope-v4-longrope-crossed-in-the-prompt",
         ),
     ],

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
+from smoe.kernels import topk_softmax
 from smoe.models.router import Router, choose, is_plain_softmax
 from smoe.models.spec import RouterSpec
 
@@ -117,15 +118,18 @@ _RULES = [
 
 @pytest.mark.parametrize("spec", _RULES)
 @pytest.mark.parametrize("bad", [[math.nan], [math.inf], [math.inf, -math.inf], [math.nan] * 24, [-math.inf] * 24])
-def test_bad_logits_spoil_their_row_alone(spec: RouterSpec, bad: list[float]) -> None:
-    params = {"r.weight": torch.eye(24), "r.selection_bias": torch.zeros(24)}
-    router = Router(spec, params, "r")
-    hidden = torch.randn(9, 24, generator=torch.Generator().manual_seed(4))
-    clean_ids, clean_weights, _ = router(hidden)
-    spoilt = hidden.clone()
-    # Times one in its own column and times zero, which is NaN too, in all others.
+@pytest.mark.parametrize("fused", [False, True])
+def test_bad_logits_spoil_their_row_alone(spec: RouterSpec, bad: list[float], fused: bool) -> None:
+    def run(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if fused:
+            return topk_softmax(logits, spec.top_k, spec.normalize)
+        return choose(spec, logits, torch.zeros(24))
+
+    logits = torch.randn(9, 24, generator=torch.Generator().manual_seed(4))
+    clean_ids, clean_weights = run(logits)
+    spoilt = logits.clone()
     spoilt[4, : len(bad)] = torch.tensor(bad)
-    ids, weights, _ = router(spoilt)
+    ids, weights = run(spoilt)
     assert weights[4].isnan().all()
     assert ids.min() >= 0
     assert ids.max() < 24
