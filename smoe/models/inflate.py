@@ -30,7 +30,16 @@ from smoe.models.spec import DenseSpec
 _SHARD_BYTES = 1_000_000_000
 _BLOCK_ROWS = 4096
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_COPIED = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*")
+_COPIED = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "LICENSE*",
+)
 
 
 def inflate(
@@ -51,9 +60,12 @@ def inflate(
     _check(source, out, hidden, expert_ffn, dtype)
     plan = _Plan(source, hidden, expert_ffn, _orthonormal(hidden, source.spec.hidden, seed), _DTYPES[dtype])
     tensors = list(plan.tensors())
+    out = out.absolute()
     partial = out.with_name(out.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
     try:
+        # What a killed run left has this name too.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         need, free = sum(tensor.nbytes for tensor in tensors), shutil.disk_usage(partial).free
         if need > free:
             raise ConfigError("out", str(out), f"{need} bytes are needed on that disk, {free} are free")
@@ -62,9 +74,10 @@ def inflate(
         if out.exists():
             out.rmdir()
         partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
+    except OSError as error:
+        raise ConfigError("out", str(out), f"cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +223,12 @@ def _write_side_files(source: Checkpoint, folder: Path, hidden: int, expert_ffn:
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     origin = {"source_fingerprint": source.fingerprint, "hidden": hidden, "expert_ffn": expert_ffn, "seed": seed}
     (folder / "inflation.json").write_text(json.dumps(origin | {"dtype": dtype}, indent=2), encoding="utf-8")
-    for pattern in (*_COPIED, "generation_config.json"):
+    for pattern in _COPIED:
         for path in source.folder.glob(pattern):
             if path.is_file():
                 shutil.copyfile(path, folder / path.name)
+    # The weights are derived from the source's, so its card and licences go with them.
+    if (card := source.folder / "README.md").is_file():
+        shutil.copyfile(card, folder / "SOURCE_README.md")
+    if (licenses := source.folder / "licenses").is_dir():
+        shutil.copytree(licenses, folder / "licenses")

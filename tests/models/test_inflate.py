@@ -158,3 +158,19 @@ def test_a_failed_run_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="truncated"):
         inflate(source, tmp_path / "out", hidden=32, expert_ffn=10)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_out_that_cannot_be_written(tmp_path):
+    make_folder(tmp_path / "in")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"out: .*cannot be written"):
+        inflate(open_checkpoint(tmp_path / "in"), tmp_path / "file" / "out", hidden=32, expert_ffn=10)
+
+
+def test_what_a_killed_run_left_is_cleared(tmp_path):
+    make_folder(tmp_path / "in")
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "stale.safetensors").write_text("")
+    inflate(open_checkpoint(tmp_path / "in"), tmp_path / "out", hidden=32, expert_ffn=10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+    assert not (tmp_path / "out" / "stale.safetensors").exists()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from smoe.models.loading import open_checkpoint
+from smoe.models.loading.mxfp4 import dequantize_rows
 from tests.models.loading_folders import GPT_OSS, QWEN3, make_folder, random_tensors, write_config, write_shards
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -101,7 +102,7 @@ def test_stacked_experts_are_ranges_that_tile_the_two_tensors(tmp_path):
 
 
 def mxfp4_folder(folder):
-    """A GPT-OSS folder with MXFP4 experts; blocks and scales are random, scales near 2^-5."""
+    """A GPT-OSS folder with MXFP4 experts, all codes among them; scales are 2^-27 to 2^-2."""
     config = GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}}
     write_config(folder, config)
     tensors = random_tensors(folder, layout="gptoss", dtype=torch.bfloat16)
@@ -110,7 +111,7 @@ def mxfp4_folder(folder):
             name = f"model.layers.{layer}.mlp.experts.{key}"
             del tensors[name]
             tensors[f"{name}_blocks"] = torch.randint(0, 256, (3, rows, columns // 32, 16), dtype=torch.uint8)
-            tensors[f"{name}_scales"] = torch.randint(118, 126, (3, rows, columns // 32), dtype=torch.uint8)
+            tensors[f"{name}_scales"] = torch.randint(100, 126, (3, rows, columns // 32), dtype=torch.uint8)
     write_shards(folder, tensors)
     return tensors
 
@@ -133,3 +134,12 @@ def test_mxfp4_equals_the_dequantisation_of_transformers(tmp_path):
         source = checkpoint.expert_source(1, e)
         assert source.converts(torch.float32)
         assert_same(experts, source.assemble(raw_parts(source)[1], torch.float32))
+
+
+def test_mxfp4_scales_at_both_ends():
+    """Code 2 is 1.0; scale 0 is 2^-127, and what lies beyond 2^127 is no number."""
+    blocks = torch.full((1, 4, 16), 0x22, dtype=torch.uint8)
+    values = dequantize_rows(blocks, torch.tensor([[0, 1, 254, 255]], dtype=torch.uint8)).view(4, 32)
+    assert values[:3, 0].tolist() == [2.0**-127, 2.0**-126, 2.0**127]
+    assert (values[:3] == values[:3, :1]).all()
+    assert not values[3].isfinite().any()

@@ -17,7 +17,7 @@ WIDE = QWEN3 | {
     "intermediate_size": 2048,
     "num_experts": 48,
     "vocab_size": 4000,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 4,
 }
 PEAK = """
 import re
@@ -63,8 +63,7 @@ def assert_in_budget(kept, before, peak):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
-@pytest.mark.parametrize("layout", ["split", "stacked"])
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("layout", "compute"), [("split", "float32"), ("stacked", "bfloat16")])
 def test_offloaded_load_stays_in_the_budget(tmp_path, layout, compute):
     write_config(tmp_path, WIDE)
     total = write_sparse(tmp_path, tensor_shapes(tmp_path, layout=layout), "F32", 4)
@@ -80,5 +79,5 @@ def test_resident_load_stays_in_the_budget(tmp_path, dtype, itemsize):
     write_config(tmp_path, WIDE)
     write_sparse(tmp_path, tensor_shapes(tmp_path), dtype, itemsize)
     kept, before, peak = measure(tmp_path, "bfloat16", RESIDENT)
-    assert kept > 600_000_000
+    assert kept > 400_000_000
     assert_in_budget(kept, before, peak)

@@ -24,9 +24,9 @@ def read_header(path: Path) -> dict[str, TensorRange]:
             header = json.loads(file.read(header_bytes), object_pairs_hook=_unique_keys)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: broken safetensors header: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: broken safetensors header: not an object")

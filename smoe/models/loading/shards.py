@@ -41,7 +41,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, TensorRange]:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index}: broken index: no readable weight_map") from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: broken index: weight_map is empty")
