@@ -14,6 +14,8 @@ from smoe.engine.core import EngineCore
 class LocalClient:
     """An EngineClient whose engine advances inside `poll`, on the polling thread; no thread of its own.
 
+    An exception of the executor leaves `poll` as it is; every later call but `shutdown` raises RuntimeError.
+
     Other threads hand requests over through an inbox that is emptied between steps, so they never wait for one.
     """
 
@@ -22,7 +24,8 @@ class LocalClient:
         self._inbox: list[Callable[[], None]] = []
         self._in_flight: set[str] = set()
         self._closed = False
-        self._lock = threading.Lock()  # of the three above; held for moments only
+        self._failure: str | None = None
+        self._lock = threading.Lock()  # of inbox, ids and closing; held for moments only
         self._stepping = threading.Lock()  # of the core; held for a whole poll
 
     def info(self) -> ModelInfo:
@@ -54,7 +57,7 @@ class LocalClient:
                 self._empty_inbox()
                 if self._closed:
                     self._core.abort_all()
-                deltas = self._core.step() if self._core.has_work else []
+                deltas = self._step()
                 if deltas:
                     with self._lock:
                         self._in_flight.difference_update(d.request_id for d in deltas if d.finish_reason is not None)
@@ -101,6 +104,20 @@ class LocalClient:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the engine has been shut down")
+        if self._failure is not None:
+            raise RuntimeError(f"the engine has failed: {self._failure}")
+
+    def _step(self) -> list[Delta]:
+        if not self._core.has_work:
+            return []
+        try:
+            return self._core.step()
+        except KeyboardInterrupt:  # the step is void, the requests are not: the caller may abort them or poll on
+            self._core.recover(self._core.executor)
+            raise
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
 
     def _empty_inbox(self) -> None:
         with self._lock:

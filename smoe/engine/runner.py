@@ -98,7 +98,10 @@ class Runner:
         sink = None if recorder is None else recorder.begin(plan)
         # A step of prompt chunks alone wants no logits; one row keeps every shape non-empty.
         wanted = logit_rows or [row]
-        batch = Batch.build(batch_spans, logit_rows=wanted, device=self._device, route_sink=sink)
+        prompt_lens = [span.prompt_len for span in spans]
+        batch = Batch.build(
+            batch_spans, logit_rows=wanted, prompt_lens=prompt_lens, device=self._device, route_sink=sink
+        )
         logits_MV = self._decoder.forward(batch, self._kv)
         if recorder is not None:
             recorder.commit(plan)

@@ -24,8 +24,8 @@ class Scheduler:
     """First come, first served. A sequence reserves all rows it can ever need, so nothing is preempted or copied.
 
     Decodes go first, so a long prompt never delays them; prompts share what is left of `max_num_batched_tokens`.
-    No more sequences run than that budget, so that each of them advances in every step. Not thread-safe;
-    `schedule` and `update` alternate.
+    Only what the budget has a token for is admitted, so every running sequence advances in every step. Not
+    thread-safe; `schedule` and `update` alternate.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._token_budget = max_num_batched_tokens
-        self._num_states = min(max_num_seqs, max_num_batched_tokens)
+        self._num_states = max_num_seqs
         self._free_states = list(range(self._num_states - 1, -1, -1))
         self._eos = frozenset(eos_token_ids)
         self._planned: list[Sequence] = []
@@ -163,5 +163,6 @@ def _span(sequence: Sequence, count: int) -> SpanPlan:
         sample=sequence.params if past + count == len(known) else None,
         sample_index=len(known) - sequence.num_prompt,
         seed=sequence.seed,
+        prompt_len=sequence.num_prompt,
         record=sequence.record,
     )

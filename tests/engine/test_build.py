@@ -69,13 +69,13 @@ def test_batches_chunks_and_residency_change_no_token(memory: str, budget: int) 
 def test_rows_that_nobody_wrote_are_never_read(memory: str) -> None:
     prompts, tokens, _ = reference()
     client = build_local_client(EngineConfig(dtype="float32", expert_memory=memory, max_num_batched_tokens=5))
-    for cache in runner_of(client)._kv.layers:
-        cache.first.fill_(float("nan"))
-        cache.second.fill_(float("nan"))
+    for layer in runner_of(client)._kv.layers:
+        layer.first.fill_(float("nan"))
+        layer.second.fill_(float("nan"))
     for _ in range(2):  # the second time over rows that others have left behind
         assert [outcome.token_ids for outcome in run(client, prompts)] == tokens
-        for cache in runner_of(client)._kv.layers:
-            cache.second.fill_(float("inf"))
+        for layer in runner_of(client)._kv.layers:
+            layer.second.fill_(float("inf"))
     client.shutdown()
 
 

@@ -251,6 +251,19 @@ def test_requests_survive_the_loss_of_the_devices_in_any_step(step: int) -> None
         assert outcomes[str(i)].token_ids == run_alone(make_core(), prompt, **params).token_ids
 
 
+def test_an_abort_is_told_even_when_the_next_step_fails() -> None:
+    core = EngineCore(FailsAt(2), None, max_num_seqs=2, max_num_batched_tokens=12)  # type: ignore[arg-type]
+    core.add([request("a", [3]), request("b", [4], max_tokens=3)])
+    deltas = core.step()
+    core.abort(["a"])
+    with pytest.raises(ConnectionError):
+        core.step()
+    core.recover(make_runner())
+    while core.has_work:
+        deltas += core.step()
+    assert {name: outcome.reason for name, outcome in merge(deltas).items()} == {"a": "abort", "b": "length"}
+
+
 def test_stats_count_tokens_once() -> None:
     core = make_core(max_num_batched_tokens=8)
     core.add([request("a", [3] * 20, max_tokens=4), request("b", [4], max_tokens=2)])

@@ -133,6 +133,39 @@ def test_shutdown_during_a_poll_ends_the_requests_with_abort() -> None:
     assert [(d.request_id, d.finish_reason) for d in deltas] == [("a", "abort")]
 
 
+def test_after_a_failure_of_the_model_every_call_names_it() -> None:
+    def script(prefix: list[int]) -> int:
+        raise MemoryError("no more")
+
+    client = make_client(script=script)
+    client.submit([request("a", [3])])
+    with pytest.raises(MemoryError, match="no more"):
+        client.poll()
+    with pytest.raises(RuntimeError, match="the engine has failed: MemoryError: no more"):
+        client.poll()
+    client.shutdown()
+
+
+def test_an_interrupted_poll_can_be_continued_or_aborted() -> None:
+    interrupt = [True]
+
+    def script(prefix: list[int]) -> int | None:
+        if len(prefix) == 5 and interrupt[0]:
+            interrupt[0] = False
+            raise KeyboardInterrupt
+        return None
+
+    client = make_client(script=script)
+    client.submit([request("a", [3], max_tokens=8), request("b", [4], max_tokens=8)])
+    deltas = [delta for _ in range(4) for delta in client.poll()]
+    with pytest.raises(KeyboardInterrupt):
+        client.poll()
+    client.abort(["b"])
+    outcomes = merge(deltas + finish(client))
+    assert outcomes["a"].token_ids == run_alone(make_core(), [3], max_tokens=8).token_ids
+    assert outcomes["b"].reason == "abort"
+
+
 def test_without_tokenizer_there_is_no_text() -> None:
     client = make_client()
     assert client.decode_text([3]) is None

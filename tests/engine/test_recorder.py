@@ -2,9 +2,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from smoe.core.errors import ConfigError
 from smoe.core.route_trace import read_route_trace
+from smoe.core.step import SpanPlan, StepPlan
 from smoe.engine.core import EngineCore
 from smoe.engine.recorder import RouteRecorder
 from tests.engine.collect import drain, request
@@ -62,6 +64,20 @@ def test_a_step_that_fails_is_not_recorded_twice(tmp_path: Path) -> None:
     known = record(path, requests, budget=64)
     trace = read_route_trace(path)
     assert trace.token_ids.tolist() == known["a"]
+
+
+def test_what_a_failed_forward_has_seen_is_forgotten(tmp_path: Path) -> None:
+    recorder = RouteRecorder(tmp_path / "routes.safetensors", INFO)
+
+    def plan(record: bool) -> StepPlan:
+        span = SpanPlan(request_id="a", state_slot=0, kv_start=0, past=0, token_ids=(3,), record=record)
+        return StepPlan(spans=(span,))
+
+    sink = recorder.begin(plan(True))
+    assert sink is not None
+    sink(INFO.moe_layers[0], torch.tensor([[1, 2]]), torch.tensor([[0.5, 0.5]]), torch.zeros(1, 8))
+    assert recorder.begin(plan(False)) is None
+    recorder.commit(plan(False))
 
 
 def test_recording_nothing_writes_no_file(tmp_path: Path) -> None:
