@@ -17,6 +17,8 @@ class SpanPlan:
     at kv_start + past. `state_slot` names its recurrent state (Qwen3-Next); a span with past = 0 starts from a
     zero state. `sample` is set when the last row's logits choose a token: the parameters, and in
     `sample_index` how many tokens the request has generated so far (with the seed it fixes the random number).
+    `prompt_len` is the length of the whole prompt, of which this may be a chunk: positions that stretch with the
+    length (longrope) go by it.
     """
 
     request_id: str
@@ -27,6 +29,7 @@ class SpanPlan:
     sample: SamplingParams | None = None
     sample_index: int = 0
     seed: int = 0
+    prompt_len: int = 0
     record: bool = False
 
 
