@@ -13,7 +13,7 @@ from smoe.offload.files import StoreFile
 from smoe.offload.layout import Segment, SlotLayout
 
 DEFAULT_THREADS = 4
-DEFAULT_CHUNK_BYTES = 1 << 20
+DEFAULT_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

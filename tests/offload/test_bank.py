@@ -155,3 +155,22 @@ def test_stats_count_accesses_and_bound_bytes(files):
     assert stats.peak_bytes == stats.cold_misses * (stats.budget_bytes // (files.num_experts * len(files.moe_layers)))
     assert stats.bytes_moved >= stats.cold_misses * files.source(1, 0).nbytes
     bank.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"start_bytes": 4095}, {"stored": torch.float16}, {"bias": True}],
+    ids=["as-is", "odd", "fp16", "bias"],
+)
+def test_weights_lie_in_their_slots(tmp_path, options):
+    files = ExpertFiles(tmp_path, **options)
+    bank = files.offloaded(torch.bfloat16, 3)
+    for call in random_calls(files, torch.bfloat16, [4, 1]):
+        apply(bank, call)
+        for expert, slot in bank._residency.resident(call.layer).items():
+            memory = bank._arena.tensor(slot)
+            for tensor in bank._tables[call.layer].tensors(slot):
+                if tensor is not None:
+                    inside = tensor.data_ptr() - memory.data_ptr()
+                    assert 0 <= inside <= memory.numel() - tensor.numel() * tensor.itemsize, expert
+    bank.close()
