@@ -147,6 +147,7 @@ class EngineCore:
         self._scheduler.check_integrity()
         self.executor.check_integrity()
         sequences = {answer.sequence.request_id for answer in self._answers.values()}
-        scheduled = {s.request_id for s in (*self._scheduler.running, *self._scheduler.waiting)}
+        unfinished = (s for s in (*self._scheduler.running, *self._scheduler.waiting) if not s.finished)
+        scheduled = {s.request_id for s in unfinished}
         if sequences != scheduled:
             raise RuntimeError(f"requests answered {sorted(sequences)} but scheduled {sorted(scheduled)}")
