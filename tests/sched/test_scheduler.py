@@ -51,6 +51,7 @@ def test_a_long_prompt_runs_in_chunks_and_samples_only_at_its_end() -> None:
     ]
     assert [c.token_ids[0] for c in chunks] == [100, 116, 132, 7]
     assert [c.sample_index for c in chunks] == [0, 0, 0, 1]
+    assert [c.prompt_len for c in chunks] == [40] * 4
 
 
 def test_decodes_go_on_beside_a_long_prompt() -> None:
