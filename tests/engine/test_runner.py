@@ -1,5 +1,8 @@
 """Retrying a step whose experts could not be read, on a decoder with a recurrent state."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from smoe.core.errors import StoreError
@@ -90,6 +93,20 @@ def test_resident_experts_cannot_fail_so_nothing_is_saved() -> None:
     kv = KVCache(SPEC, num_rows=64, num_states=4, dtype=torch.float32)
     runner = Runner(Summing(), kv, ResidentBank(SPEC, lambda *_: None), INFO)  # type: ignore[arg-type, return-value]
     assert runner._fragile_layers == []
+
+
+def test_the_decoder_hears_how_long_the_prompts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, ...]] = []
+    forward = Summing.forward
+
+    def listen(self: Summing, batch: Batch, kv: KVCache) -> torch.Tensor:
+        heard.append(batch.prompt_lens)
+        return forward(self, batch, kv)
+
+    monkeypatch.setattr(Summing, "forward", listen)
+    spans = (span("a", 0, 0, (3, 4), sample=False), span("b", 1, 0, (5,)))
+    make().execute(StepPlan(spans=tuple(replace(s, prompt_len=n) for s, n in zip(spans, (40, 1), strict=True))))
+    assert heard == [(40, 1)]
 
 
 def test_shutdown_closes_the_bank_once() -> None:
