@@ -15,6 +15,7 @@ from smoe.models.spec import DecoderSpec, DeltaSpec
 from smoe.offload.shelf import Shelf
 
 _KV_SHARE = 0.25  # of the memory left beside the dense weights, when `auto` divides it between KV and experts
+_LIBRARY_BYTES = 32 * 2**20  # tokenizer, kernels and allocator slack: 8 to 16 MiB seen with the built-in model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class MemoryPlan:
 
     @property
     def predicted_peak_rss_bytes(self) -> int:
-        return self.process_bytes + self.new_bytes
+        return self.process_bytes + _LIBRARY_BYTES + self.new_bytes
 
 
 def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:

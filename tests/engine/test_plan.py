@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,26 @@ def test_more_than_is_free_is_refused(builtin: Checkpoint, free: list[int]) -> N
     free[0] = 2_905_728 + 21_233_664 + plan._workspace_bytes(builtin.spec, EngineConfig(max_num_seqs=1))
     with pytest.raises(CapacityError, match="KV memory: 0 bytes are left"):
         plan_memory(builtin, EngineConfig(max_num_seqs=1))
+
+
+def test_the_predicted_peak_holds() -> None:
+    code = """
+from smoe.core.config import EngineConfig
+from smoe.engine.build import build_local_client
+from smoe.engine.plan import plan_memory
+from smoe.models.loading import open_checkpoint
+from tests.engine.collect import request
+config = EngineConfig(expert_memory="25%", max_num_seqs=8)
+plan = plan_memory(open_checkpoint("builtin"), config)
+client = build_local_client(config)
+client.submit([request(str(i), range(5, 1000), max_tokens=3) for i in range(8)])
+while client.poll():
+    pass
+peak = client.stats().peak_rss_bytes
+client.shutdown()
+assert plan.process_bytes < peak <= plan.predicted_peak_rss_bytes, (plan, peak)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("length", [1, 1025])
