@@ -112,7 +112,8 @@ def test_no_groups_by_any_name(n_group: int | None, tmp_path: Path) -> None:
 
 def test_fields_of_the_hub(tmp_path: Path) -> None:
     """V2-Lite's config.json, whose extra fields say what its class leaves out."""
-    hub = put(scoring_func="softmax", aux_loss_alpha=0.001, seq_aux=True, ep_size=1, moe_layer_freq=1, auto_map={})
+    code = {"AutoConfig": "configuration_deepseek.DeepseekV2Config"}
+    hub = put(scoring_func="softmax", aux_loss_alpha=0.001, seq_aux=True, ep_size=1, moe_layer_freq=1, auto_map=code)
     spec = _spec_of(_V2, tmp_path, hub)
     assert isinstance(spec.layers[1].mlp, MoESpec)
     assert (spec.layers[1].mlp.shared_ffn, spec.layers[1].mlp.router.scale) == (44, 1.7)
