@@ -6,7 +6,7 @@ A row is one token of one sequence; sequence s owns the arena rows from kv_start
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty, get_num_threads
 
 from smoe.kernels import native
 from smoe.kernels.native import DTYPE_CODES
@@ -62,7 +62,8 @@ class Attention:
             *(None if self.sinks is None else self.sinks.data_ptr(), scale),
         )
         self._handle = native.address(self._struct)
-        self._lib = native.usable(self.sinks, *(norm.factor for norm in (q_norm, k_norm) if norm))
+        factors = (norm.factor for norm in (q_norm, k_norm) if norm)
+        self._entries = native.entries("attention", native.usable(self.sinks, *factors))
 
     def __call__(
         self,
@@ -75,20 +76,27 @@ class Attention:
     ) -> Tensor:
         """qkv_TX [T, (H + 2 Hkv) d], cos and sin fp32 [T, R] or None, caches [N, Hkv, d] of qkv's dtype -> [T, H d]."""
         code = DTYPE_CODES.get(qkv_TX.dtype)
-        lib = self._lib
-        if lib is None or code is None or not qkv_TX.is_cpu:
+        entries = self._entries
+        if entries is None or code is None or not qkv_TX.is_cpu:
             return self.reference(qkv_TX, cos_TR, sin_TR, rows, k_cache, v_cache)
         num_rows, width = qkv_TX.shape
         if width != self._width or k_cache.dtype is not qkv_TX.dtype:
             raise ValueError(f"Attention: qkv must be {k_cache.dtype} [T, {self._width}]")
         if not (qkv_TX.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()):
             raise ValueError("Attention: qkv and the caches must be contiguous")
-        out_TX = torch.empty(num_rows, self.num_heads * self.head_dim, dtype=qkv_TX.dtype)
-        call = lib.held.smoe_attention if num_rows <= SMALL_ROWS else lib.released.smoe_attention
-        status = call(
-            *(torch.get_num_threads(), self._handle, qkv_TX.data_ptr(), code, num_rows),
-            *(None if cos_TR is None else cos_TR.data_ptr(), None if sin_TR is None else sin_TR.data_ptr()),
-            *(rows.kv_start_T.data_ptr(), rows.pos_T.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
+        out_TX = empty(num_rows, self.num_heads * self.head_dim, dtype=qkv_TX.dtype)
+        status = entries[num_rows > SMALL_ROWS](
+            get_num_threads(),
+            self._handle,
+            qkv_TX.data_ptr(),
+            code,
+            num_rows,
+            None if cos_TR is None else cos_TR.data_ptr(),
+            None if sin_TR is None else sin_TR.data_ptr(),
+            rows.kv_start_T.data_ptr(),
+            rows.pos_T.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
             out_TX.data_ptr(),
         )
         if status:

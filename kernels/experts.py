@@ -12,6 +12,8 @@ from smoe.kernels.norm import RMSNorm
 from smoe.kernels.twin import matmul
 
 Activation = Literal["silu", "gptoss"]
+MAX_CHOICES = 1024
+SMALL_MACS = 1 << 20  # multiply-adds of one matrix up to which a call keeps the interpreter lock
 WORDS = 10  # of an Expert in common.h: weight[3], bias[3], ld[3], wtype
 
 
@@ -55,7 +57,8 @@ class ExpertTable:
             *(native.Norm() if norm is None else norm.struct, ("silu", "gptoss").index(act), alpha, limit),
         )
         self.handle = native.address(self.struct)
-        self.lib = native.library()
+        self._entries = native.entries("moe", native.library())
+        self._small_pairs = SMALL_MACS // (hidden * ffn)
         self._num_foreign = 0  # slots that hold tensors which the library cannot read
 
     def set(self, slot: int, tensors: ExpertTensors) -> None:
@@ -93,13 +96,16 @@ class ExpertTable:
             raise LookupError("a slot of the expert table is empty")
         return held
 
-    def native_for(self, x_TD: Tensor) -> native.Library | None:
-        """The library if it can run the experts on x; ValueError for a wrong width."""
-        if x_TD.shape[1] != self.hidden:
-            raise ValueError(f"moe: x has {x_TD.shape[1]} columns, expected {self.hidden}")
-        if self._num_foreign or x_TD.dtype not in DTYPE_CODES or not x_TD.is_cpu:
+    def entry(self, x_TD: Tensor, slots_TK: Tensor) -> native.Function | None:
+        """The native call for these pairs, if there is one; ValueError for a wrong size."""
+        (num_rows, width), (num_slot_rows, num_choices) = x_TD.shape, slots_TK.shape
+        if width != self.hidden:
+            raise ValueError(f"moe: x has {width} columns, expected {self.hidden}")
+        if num_slot_rows != num_rows or num_choices > MAX_CHOICES or slots_TK.dtype is not torch.int32:
+            raise ValueError(f"moe: slots must be i32 [{num_rows}, K <= {MAX_CHOICES}]")
+        if self._entries is None or self._num_foreign or x_TD.dtype not in DTYPE_CODES or not x_TD.is_cpu:
             return None
-        return self.lib
+        return self._entries[num_rows * num_choices > self._small_pairs]
 
     def apply_ref(self, slot: int, x_TD: Tensor) -> Tensor:
         """The torch twin of one expert: fp32 [T, D], the intermediate rounded to x's dtype."""

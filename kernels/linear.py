@@ -1,7 +1,7 @@
 """Linear layer with the norm before and the residual sum after it. Letters: T rows, K inputs, N outputs."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty, get_num_threads
 
 from smoe.kernels import native
 from smoe.kernels.native import DTYPE_CODES
@@ -40,33 +40,38 @@ class Linear:
         )
         self._handle = native.address(self._struct)
         fits = out_dtype is None or out_dtype in DTYPE_CODES
-        self._lib = native.usable(self.weight, self.bias) if fits else None
+        self._entries = native.entries("linear", native.usable(self.weight, self.bias) if fits else None)
         self._small_rows = SMALL_MACS // max(1, weight.numel())
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """x_TK [T, K] fp32 or bf16, residual_TN [T, N] of x's dtype -> [T, N]."""
         dtype = x_TK.dtype
         code = DTYPE_CODES.get(dtype)
-        lib = self._lib
-        if lib is None or code is None:
+        entries = self._entries
+        if entries is None or code is None:
             return self.reference(x_TK, residual_TN)
         if not x_TK.is_contiguous():
             x_TK = x_TK.contiguous()
         num_rows, width = x_TK.shape
         if width != self.num_inputs:
             raise ValueError(f"Linear: x has {width} columns, expected {self.num_inputs}")
+        out_dtype = self.out_dtype or dtype
+        y_TN = empty(num_rows, self.num_outputs, dtype=out_dtype)
         residual = None
         if residual_TN is not None:
-            if residual_TN.dtype is not dtype or residual_TN.shape != (num_rows, self.num_outputs):
+            if residual_TN.dtype is not dtype or residual_TN.numel() != num_rows * self.num_outputs:
                 raise ValueError(f"Linear: residual must be {dtype} [{num_rows}, {self.num_outputs}]")
             residual_TN = residual_TN.contiguous()
             residual = residual_TN.data_ptr()
-        out_dtype = self.out_dtype or dtype
-        y_TN = torch.empty(num_rows, self.num_outputs, dtype=out_dtype)
-        call = lib.held.smoe_linear if num_rows <= self._small_rows else lib.released.smoe_linear
-        status = call(
-            *(torch.get_num_threads(), self._handle, x_TK.data_ptr(), code, num_rows),
-            *(residual, y_TN.data_ptr(), DTYPE_CODES[out_dtype]),
+        status = entries[num_rows > self._small_rows](
+            get_num_threads(),
+            self._handle,
+            x_TK.data_ptr(),
+            code,
+            num_rows,
+            residual,
+            y_TN.data_ptr(),
+            DTYPE_CODES[out_dtype],
         )
         if status:
             native.fail(status)

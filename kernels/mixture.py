@@ -4,14 +4,11 @@
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty, empty_like, get_num_threads
 
 from smoe.kernels import native
-from smoe.kernels.experts import ExpertTable
+from smoe.kernels.experts import MAX_CHOICES, ExpertTable
 from smoe.kernels.native import DTYPE_CODES
-
-SMALL_MACS = 1 << 20  # multiply-adds below which a call keeps the interpreter lock
-MAX_CHOICES = 1024
 
 
 def moe_pairs(x_TD: Tensor, slots_TK: Tensor, table: ExpertTable, pairs_TKD: Tensor) -> None:
@@ -19,19 +16,29 @@ def moe_pairs(x_TD: Tensor, slots_TK: Tensor, table: ExpertTable, pairs_TKD: Ten
 
     slots_TK i32. LookupError for an empty slot, IndexError for one outside of the table; nothing is written then.
     """
-    lib = table.native_for(x_TD)
-    if lib is None:
+    call = table.entry(x_TD, slots_TK)
+    if call is None:
         return moe_pairs_ref(x_TD, slots_TK, table, pairs_TKD)
-    _check_choices(x_TD, slots_TK)
     if pairs_TKD.dtype is not torch.float32 or not pairs_TKD.is_contiguous():
         raise ValueError("moe_pairs: pairs must be contiguous fp32")
     if pairs_TKD.shape != (*slots_TK.shape, table.hidden):
         raise ValueError(f"moe_pairs: pairs must be {[*slots_TK.shape, table.hidden]}, not {list(pairs_TKD.shape)}")
     x_TD, slots_TK = x_TD.contiguous(), slots_TK.contiguous()
     num_rows, num_choices = slots_TK.shape
-    status = _call(lib, num_rows * num_choices, table)(
-        *(torch.get_num_threads(), table.handle, x_TD.data_ptr(), DTYPE_CODES[x_TD.dtype], num_rows, num_choices),
-        *(slots_TK.data_ptr(), None, None, None, pairs_TKD.data_ptr(), None, 0),
+    status = call(
+        get_num_threads(),
+        table.handle,
+        x_TD.data_ptr(),
+        DTYPE_CODES[x_TD.dtype],
+        num_rows,
+        num_choices,
+        slots_TK.data_ptr(),
+        None,
+        None,
+        None,
+        pairs_TKD.data_ptr(),
+        None,
+        0,
     )
     if status:
         native.fail(status)
@@ -51,12 +58,21 @@ def moe_combine(
     if ids_TK.dtype is not torch.int32 or weights_TK.dtype is not torch.float32 or num_choices > MAX_CHOICES:
         raise ValueError(f"moe_combine: ids must be i32, weights f32, at most {MAX_CHOICES} choices")
     pairs_TKD, ids_TK, weights_TK = pairs_TKD.contiguous(), ids_TK.contiguous(), weights_TK.contiguous()
-    residual = _residual(residual, out_dtype, (num_rows, dim))
-    y_TD = torch.empty(num_rows, dim, dtype=out_dtype)
+    residual = _residual(residual, out_dtype, num_rows * dim)
+    y_TD = empty(num_rows, dim, dtype=out_dtype)
     code = DTYPE_CODES[out_dtype]
     status = lib.held.smoe_combine(
-        *(torch.get_num_threads(), pairs_TKD.data_ptr(), num_rows, num_choices, dim, ids_TK.data_ptr()),
-        *(weights_TK.data_ptr(), None if residual is None else residual.data_ptr(), code, y_TD.data_ptr(), code),
+        get_num_threads(),
+        pairs_TKD.data_ptr(),
+        num_rows,
+        num_choices,
+        dim,
+        ids_TK.data_ptr(),
+        weights_TK.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        code,
+        y_TD.data_ptr(),
+        code,
     )
     if status:
         native.fail(status)
@@ -72,22 +88,33 @@ def moe(
     residual: Tensor | None = None,
 ) -> Tensor:
     """Both in one call -> [T, D] of x's dtype; pairs with a negative slot or id are left out of the sum."""
-    lib = table.native_for(x_TD)
-    if lib is None:
+    call = table.entry(x_TD, slots_TK)
+    if call is None:
         return moe_ref(x_TD, slots_TK, ids_TK, weights_TK, table, residual)
-    _check_choices(x_TD, slots_TK)
+    num_rows, num_choices = slots_TK.shape
     if ids_TK.dtype is not torch.int32 or weights_TK.dtype is not torch.float32:
         raise ValueError("moe: ids must be i32 and weights f32")
+    if ids_TK.numel() != num_rows * num_choices or weights_TK.numel() != num_rows * num_choices:
+        raise ValueError(f"moe: ids and weights must be [{num_rows}, {num_choices}]")
     x_TD, slots_TK = x_TD.contiguous(), slots_TK.contiguous()
     ids_TK, weights_TK = ids_TK.contiguous(), weights_TK.contiguous()
-    residual = _residual(residual, x_TD.dtype, x_TD.shape)
-    y_TD = torch.empty_like(x_TD)
-    num_rows, num_choices = slots_TK.shape
+    residual = _residual(residual, x_TD.dtype, num_rows * table.hidden)
+    y_TD = empty_like(x_TD)
     code = DTYPE_CODES[x_TD.dtype]
-    status = _call(lib, num_rows * num_choices, table)(
-        *(torch.get_num_threads(), table.handle, x_TD.data_ptr(), code, num_rows, num_choices),
-        *(slots_TK.data_ptr(), ids_TK.data_ptr(), weights_TK.data_ptr()),
-        *(None if residual is None else residual.data_ptr(), None, y_TD.data_ptr(), code),
+    status = call(
+        get_num_threads(),
+        table.handle,
+        x_TD.data_ptr(),
+        code,
+        num_rows,
+        num_choices,
+        slots_TK.data_ptr(),
+        ids_TK.data_ptr(),
+        weights_TK.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        None,
+        y_TD.data_ptr(),
+        code,
     )
     if status:
         native.fail(status)
@@ -134,20 +161,11 @@ def moe_ref(
     return moe_combine_ref(pairs_TKD, used_ids_TK, weights_TK, x_TD.dtype, residual)
 
 
-def _call(lib: native.Library, num_pairs: int, table: ExpertTable) -> native.Function:
-    small = num_pairs * table.hidden * table.ffn < SMALL_MACS
-    return lib.held.smoe_moe if small else lib.released.smoe_moe
-
-
-def _check_choices(x_TD: Tensor, slots_TK: Tensor) -> None:
-    num_rows, num_choices = slots_TK.shape
-    if slots_TK.dtype is not torch.int32 or num_rows != x_TD.shape[0] or num_choices > MAX_CHOICES:
-        raise ValueError(f"moe: slots must be i32 [{x_TD.shape[0]}, K <= {MAX_CHOICES}]")
-
-
-def _residual(residual: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
+def _residual(residual: Tensor | None, dtype: torch.dtype, size: int) -> Tensor | None:
     if residual is None:
         return None
-    if residual.dtype is not dtype or residual.shape != shape:
-        raise ValueError(f"moe: residual must be {dtype} {list(shape)}")
+    if residual.dtype is not dtype or residual.numel() != size:
+        raise ValueError(
+            f"moe: residual must be {dtype} with {size} values, not {residual.dtype} {list(residual.shape)}"
+        )
     return residual.contiguous()

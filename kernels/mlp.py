@@ -1,11 +1,9 @@
 """Dense gated MLP (also the shared expert): one expert that every row uses. Letters: T rows, D hidden, F ffn."""
 
-import torch
-from torch import Tensor
+from torch import Tensor, empty_like, get_num_threads
 
 from smoe.kernels import native
-from smoe.kernels.experts import Activation, ExpertTable, ExpertTensors
-from smoe.kernels.mixture import SMALL_MACS
+from smoe.kernels.experts import SMALL_MACS, Activation, ExpertTable, ExpertTensors
 from smoe.kernels.native import DTYPE_CODES
 from smoe.kernels.norm import RMSNorm
 
@@ -20,29 +18,41 @@ class GatedMLP:
         ffn, self.hidden = gate.shape
         self.table = ExpertTable(1, self.hidden, ffn, act, norm=norm)
         self.table.set(0, ExpertTensors(gate.detach(), up.detach(), down.detach()))
-        self._lib = self.table.lib if native.usable(gate) else None
+        self._entries = native.entries("moe", native.usable(gate, up, down))
         self._small_rows = SMALL_MACS // (self.hidden * ffn)
 
     def __call__(self, x_TD: Tensor, residual: Tensor | None = None) -> Tensor:
         """x_TD [T, D] fp32 or bf16, residual [T, D] of the same dtype -> [T, D]."""
         code = DTYPE_CODES.get(x_TD.dtype)
-        lib = self._lib
-        if lib is None or code is None:
+        entries = self._entries
+        if entries is None or code is None:
             return self.reference(x_TD, residual)
         if not x_TD.is_contiguous():
             x_TD = x_TD.contiguous()
         num_rows, width = x_TD.shape
         if width != self.hidden:
             raise ValueError(f"GatedMLP: x has {width} columns, expected {self.hidden}")
+        base = None
         if residual is not None:
-            if residual.dtype is not x_TD.dtype or residual.shape != x_TD.shape:
+            if residual.dtype is not x_TD.dtype or residual.numel() != x_TD.numel():
                 raise ValueError(f"GatedMLP: residual must be {x_TD.dtype} {list(x_TD.shape)}")
             residual = residual.contiguous()
-        y_TD = torch.empty_like(x_TD)
-        call = lib.held.smoe_moe if num_rows <= self._small_rows else lib.released.smoe_moe
-        status = call(
-            *(torch.get_num_threads(), self.table.handle, x_TD.data_ptr(), code, num_rows, 1, None, None, None),
-            *(None if residual is None else residual.data_ptr(), None, y_TD.data_ptr(), code),
+            base = residual.data_ptr()
+        y_TD = empty_like(x_TD)
+        status = entries[num_rows > self._small_rows](
+            get_num_threads(),
+            self.table.handle,
+            x_TD.data_ptr(),
+            code,
+            num_rows,
+            1,
+            None,
+            None,
+            None,
+            base,
+            None,
+            y_TD.data_ptr(),
+            code,
         )
         if status:
             native.fail(status)

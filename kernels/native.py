@@ -157,6 +157,11 @@ def usable(*tensors: Tensor | None) -> Library | None:
     return library() if fit else None
 
 
+def entries(name: str, lib: Library | None) -> tuple[Function, Function] | None:
+    """One operation of a library: (for small calls, keeps the interpreter lock; for large ones, gives it up)."""
+    return None if lib is None else (getattr(lib.held, f"smoe_{name}"), getattr(lib.released, f"smoe_{name}"))
+
+
 def fail(code: int) -> None:
     """Raises what a negative return code stands for."""
     kind, text = ERRORS[code]

@@ -1,7 +1,7 @@
 """RMS and layer norm. Letters: T rows, D features."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty_like, get_num_threads
 from torch.nn import functional
 
 from smoe.kernels import native
@@ -23,22 +23,22 @@ class RMSNorm:
         self.eps, self.plus_one, self.dim = eps, plus_one, weight.shape[0]
         self.struct = native.Norm(self.factor.data_ptr(), eps, int(plus_one))
         self._handle = native.address(self.struct)
-        self._lib = native.usable(self.factor)
+        self._entries = native.entries("norm", native.usable(self.factor))
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """x_TD [T, D] fp32 or bf16 -> the same shape and dtype."""
         code = DTYPE_CODES.get(x_TD.dtype)
-        lib = self._lib
-        if lib is None or code is None:
+        entries = self._entries
+        if entries is None or code is None:
             return self.reference(x_TD)
         if not x_TD.is_contiguous():
             x_TD = x_TD.contiguous()
         num_rows, dim = x_TD.shape
         if dim != self.dim:
             raise ValueError(f"RMSNorm: x has {dim} columns, expected {self.dim}")
-        y_TD = torch.empty_like(x_TD)
-        call = lib.held.smoe_norm if num_rows * dim < SMALL else lib.released.smoe_norm
-        status = call(torch.get_num_threads(), self._handle, x_TD.data_ptr(), code, num_rows, dim, y_TD.data_ptr())
+        y_TD = empty_like(x_TD)
+        call = entries[num_rows * dim >= SMALL]
+        status = call(get_num_threads(), self._handle, x_TD.data_ptr(), code, num_rows, dim, y_TD.data_ptr())
         if status:
             native.fail(status)
         return y_TD

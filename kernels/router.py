@@ -1,7 +1,7 @@
 """Routing: softmax over all experts and the choice of k. Letters: T rows, E experts, K choices."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty, get_num_threads
 
 from smoe.kernels import native
 
@@ -20,11 +20,17 @@ def topk_softmax(logits_TE: Tensor, k: int, normalize: bool) -> tuple[Tensor, Te
     num_rows, num_experts = logits_TE.shape
     if not 0 < k <= num_experts:
         raise ValueError(f"topk_softmax: k={k} of {num_experts} experts")
-    ids_TK = torch.empty(num_rows, k, dtype=torch.int32)
-    weights_TK = torch.empty(num_rows, k, dtype=torch.float32)
+    ids_TK = empty(num_rows, k, dtype=torch.int32)
+    weights_TK = empty(num_rows, k, dtype=torch.float32)
     status = lib.held.smoe_topk(
-        *(torch.get_num_threads(), logits_TE.data_ptr(), num_rows, num_experts, k, normalize),
-        *(ids_TK.data_ptr(), weights_TK.data_ptr()),
+        get_num_threads(),
+        logits_TE.data_ptr(),
+        num_rows,
+        num_experts,
+        k,
+        normalize,
+        ids_TK.data_ptr(),
+        weights_TK.data_ptr(),
     )
     if status:
         native.fail(status)

@@ -27,7 +27,7 @@ PUBLIC void smoe_set_gomp(void *parallel, void *thread_num, void *num_threads)
 }
 
 #define MAX_THREADS 64
-#define REGION_WORK 1e5
+#define REGION_WORK 4e5 /* about 20 us on one core; a region costs 2, and far more where cores are oversubscribed */
 
 int team_size(int threads, double work)
 {

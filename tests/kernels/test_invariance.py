@@ -51,7 +51,7 @@ def rows_at(past: int, num: int, kv_start: int) -> Rows:
 @pytest.mark.parametrize("xtype", XTYPES)
 @pytest.mark.parametrize("window", [None, 100])
 def test_attention_over_chunkings_and_threads(native_variant: str, xtype: torch.dtype, window: int | None) -> None:
-    heads, kv_heads, d, total = 4, 2, 40, 1300
+    heads, kv_heads, d, total = 4, 2, 56, 1300  # long enough for splits spread over threads
     attention = Attention(heads, kv_heads, d, 0, 0.3, window, sinks=torch.randn(heads))
     qkv = torch.randn(total, (heads + 2 * kv_heads) * d).to(xtype)
 
