@@ -73,7 +73,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     sizes = {layer: checkpoint.expert_source(layer, 0).assembled_nbytes(dtype) for layer in layers}
     total = sum(size * spec.moe(layer).router.num_experts for layer, size in sizes.items())
     dense = checkpoint.params_nbytes(dtype=dtype)
-    states, workspace = _state_bytes(spec, dtype) * config.max_num_seqs, _workspace_bytes(spec, config)
+    states, workspace = _state_bytes(spec) * config.max_num_seqs, _workspace_bytes(spec, config)
     left = free - dense - states - workspace
     row_bytes = bytes_per_row(spec, dtype)
     wanted_rows = config.max_num_seqs * max_model_len
@@ -127,15 +127,15 @@ def context_length(spec: DecoderSpec, config: EngineConfig) -> int:
     return config.max_model_len
 
 
-def _state_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
-    """Recurrent state of one sequence."""
+def _state_bytes(spec: DecoderSpec) -> int:
+    """Recurrent state of one sequence, all of it fp32."""
     total = 0
     for layer in spec.layers:
         delta = layer.attention
         if isinstance(delta, DeltaSpec):
             channels = 2 * delta.num_key_heads * delta.key_head_dim + delta.num_value_heads * delta.value_head_dim
-            total += channels * (delta.conv_kernel - 1) * dtype.itemsize
-            total += delta.num_value_heads * delta.key_head_dim * delta.value_head_dim * 4
+            total += 4 * channels * (delta.conv_kernel - 1)
+            total += 4 * delta.num_value_heads * delta.key_head_dim * delta.value_head_dim
     return total
 
 
