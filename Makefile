@@ -54,7 +54,7 @@ kernels: $(VENV)/.dev-stamp  ## rebuild the CPU kernel library (needs gcc)
 	$(BIN)/python -m smoe.kernels.build
 
 bench-decode: $(VENV)/.dev-stamp  ## decode speed against transformers; QUICK=1 for minutes
-	$(BIN)/python -m smoe.bench.decode $(if $(QUICK),--quick)
+	$(BIN)/smoe bench decode $(if $(QUICK),--quick)
 
 gpu-check: $(VENV)/.dev-stamp  ## test and time the CUDA paths (needs a GPU; under ten minutes)
 	$(BIN)/python -m smoe.bench.gpu_check $(if $(QUICK),--quick)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from smoe.cli import chat, convert, doctor, generate, plan, trace
+from smoe.cli import bench, chat, convert, doctor, generate, plan, trace
 from smoe.core.errors import SmoeError
 
 USAGE_ERROR, INTERRUPTED = 2, 130
@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 for verb in (generate, chat, plan, doctor):
     app.command(verb.NAME, epilog=verb.EXAMPLE)(verb.command)
-for group in (convert, trace):
+for group in (bench, convert, trace):
     app.add_typer(group.app, name=group.NAME)
 
 # The argument parser's errors; typer has them from click, or from a copy of its own.

@@ -57,5 +57,6 @@ def _is_int(value: object, low: int) -> bool:
 
 
 def _is_number(value: object, low: float, high: float) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and low <= value <= high

@@ -1,7 +1,6 @@
 """Built-in model, resident: decode speed side by side with transformers."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -74,9 +73,3 @@ def _report(samples: Samples, batch: int, dtype: str, result: Result) -> None:
             bound=f"best peer {name} {peer:.0f} tokens/s, same run, alternated",
         )
     )
-
-
-def builtin_folder() -> Path:
-    import smoe.assets
-
-    return Path(next(iter(smoe.assets.__path__))) / "builtin"

@@ -1,0 +1,48 @@
+"""`smoe bench`: figures of this machine, with their goals and bounds, in a result file."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smoe.cli import options
+
+NAME = "bench"
+EXAMPLE = options.example("smoe bench decode --quick")
+
+app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "smoe"
+
+
+@app.callback()
+def _group() -> None:
+    """Measure this machine."""
+
+
+@app.command("decode", epilog=EXAMPLE)
+def decode_command(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: minutes.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the result file goes.")] = Path(
+        "benchmarks/results"
+    ),
+    cache: Annotated[
+        Path | None, typer.Option("--cache", metavar="DIR", help="Keeps the inflated model (4.9 GB); default ~/.cache/smoe.")
+    ] = None,
+    skip_inflated: Annotated[bool, typer.Option("--skip-inflated", help="Leave the 4.9 GB model out.")] = False,
+) -> None:
+    """Decode and prefill speed against transformers, Python overhead, share of the memory bound."""
+    from smoe.bench.decode.run import run
+    from smoe.bench.result import print_figures
+    from smoe.llm import open_client
+
+    result = run(
+        lambda config, distributed: open_client(config, distributed=distributed),
+        quick=quick,
+        cache=None if skip_inflated else cache or _cache(),
+    )
+    print_figures(result.summary, "decode")
+    print(result.write(out))
