@@ -30,7 +30,7 @@ def decode_command(
         "benchmarks/results"
     ),
     cache: Annotated[
-        Path | None, typer.Option("--cache", metavar="DIR", help="Keeps the inflated model (4.9 GB); default ~/.cache/smoe.")
+        Path | None, typer.Option("--cache", metavar="DIR", help="Keeps the 4.9 GB model; default ~/.cache/smoe.")
     ] = None,
     skip_inflated: Annotated[bool, typer.Option("--skip-inflated", help="Leave the 4.9 GB model out.")] = False,
 ) -> None:
