@@ -1,0 +1,53 @@
+"""Resident memory of a process that uses far more expert bytes than its budget."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys
+import torch
+from smoe.models.loading import ExpertSource, TensorRange
+from smoe.models.spec import DecoderSpec, GQASpec, LayerSpec, MoESpec, RouterSpec
+from smoe.offload.bank import OffloadedBank
+from smoe.offload.policies.lru import LRU
+from smoe.offload.shelf import Shelf
+from smoe.offload.store import DiskStore
+
+path, stored, hidden, ffn, experts, slots = sys.argv[1], getattr(torch, sys.argv[2]), 1024, 1024, 96, 8
+router = RouterSpec(num_experts=experts, top_k=4, scoring="softmax", normalize=True)
+attention = GQASpec(num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0, rope=None)
+layer = LayerSpec(attention=attention, mlp=MoESpec(router=router, ffn=ffn))
+spec = DecoderSpec(family="test", hidden=hidden, vocab=8, layers=(layer,), norm="rms", norm_eps=1e-6, tied_head=True,
+                   max_positions=8)
+size = 2 * hidden * ffn
+open(path, "wb").truncate(1000 + 3 * size * experts)
+
+def source(layer, expert):
+    parts = {name: TensorRange(path, 1000 + (3 * expert + i) * size, size, stored, (ffn, hidden), name)
+             for i, name in enumerate(("gate", "up", "down"))}
+    return ExpertSource(layer, expert, "rows", parts)
+
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+shelf = Shelf(spec, source, torch.bfloat16)
+before = peak()
+bank = OffloadedBank(shelf, DiskStore(shelf.layouts), LRU(), num_slots=slots, floor=slots)
+x = torch.ones(1, hidden, dtype=torch.bfloat16)
+for first in range(0, experts, 4):
+    ids = torch.arange(first, first + 4, dtype=torch.int32).view(1, 4)
+    assert torch.equal(bank.apply(0, x, ids, torch.full((1, 4), 0.25), x), x)
+stats = bank.stats()
+assert stats.cold_misses == experts and stats.bytes_moved >= 3 * size * experts
+assert stats.peak_bytes == stats.budget_bytes
+print(peak() - before, stats.budget_bytes)
+"""
+
+
+@pytest.mark.parametrize(("stored", "margin_bytes"), [("bfloat16", 24 << 20), ("float16", 32 << 20)])
+def test_peak_memory_is_the_budget_and_little_more(tmp_path, stored, margin_bytes):
+    """The margin covers threads, kernels' scratch and, when weights are converted, one expert on its way."""
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "experts"), stored]
+    grown, budget = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    assert budget < 100 << 20
+    assert grown < budget + margin_bytes
