@@ -49,6 +49,7 @@ def assert_parity(
     tmp_path: Path,
     *,
     layout: str = "split",
+    file_dtype: torch.dtype = torch.float32,
     edit_config: Callable[[dict[str, Any]], None] | None = None,
     prompt_len: int = PROMPT_LEN,
     num_decode: int = NUM_DECODE,
@@ -60,7 +61,7 @@ def assert_parity(
     `bf16_floor` is the least share of chosen experts that bf16 must have in common with transformers in bf16;
     None leaves bf16 out.
     """
-    folder = write_checkpoint(config, tmp_path, layout=layout, edit_config=edit_config, seed=seed)
+    folder = write_checkpoint(config, tmp_path, layout=layout, dtype=file_dtype, edit_config=edit_config, seed=seed)
     tokens = torch.randint(config.vocab_size, (prompt_len + num_decode,), generator=torch.Generator().manual_seed(seed))
     report = Report()
     expected, expected_routes, hidden = transformers_run(folder, tokens, prompt_len, torch.float32)

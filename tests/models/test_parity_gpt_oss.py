@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from tests.models.edits import drop, v4_rope
@@ -30,6 +31,7 @@ _YARN = {"factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, 
     [
         pytest.param({}, {"bf16_floor": 0.95}, id="untied"),
         pytest.param({"tie_word_embeddings": True}, {}, id="tied"),
+        pytest.param({}, {"file_dtype": torch.bfloat16}, id="bf16-file"),
         pytest.param({}, {"layout": "stacked"}, id="saved-as-in-memory"),
         pytest.param({"swiglu_limit": 0.5, "swiglu_alpha": 1.1}, {}, id="low-clamp"),
         pytest.param({"num_experts_per_tok": 1}, {}, id="k-1"),

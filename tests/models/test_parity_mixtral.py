@@ -36,6 +36,7 @@ _LONGROPE = {
     [
         pytest.param({}, {"bf16_floor": 0.95}, id="untied"),
         pytest.param({"tie_word_embeddings": True}, {}, id="tied"),
+        pytest.param({}, {"file_dtype": torch.bfloat16}, id="bf16-file"),
         pytest.param({}, {"layout": "stacked"}, id="stacked-experts"),
         pytest.param({"head_dim": 14}, {}, id="own-head-dim"),
         pytest.param({"num_experts_per_tok": 1}, {}, id="k-1"),

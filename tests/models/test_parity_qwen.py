@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from smoe.models.loading import open_checkpoint
@@ -32,6 +33,7 @@ _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
     [
         pytest.param({}, {"bf16_floor": 0.95}, id="untied"),
         pytest.param({"tie_word_embeddings": True}, {}, id="tied"),
+        pytest.param({}, {"file_dtype": torch.bfloat16}, id="bf16-file"),
         pytest.param({}, {"layout": "stacked"}, id="stacked-experts"),
         pytest.param({"norm_topk_prob": True}, {}, id="normalized"),
         pytest.param({"norm_topk_prob": True}, {"edit_config": drop("norm_topk_prob")}, id="normalized-absent"),
