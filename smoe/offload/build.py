@@ -31,14 +31,13 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     num_slots = shelf.slots(memory, free_bytes=free_bytes)
     if memory.kind == "auto" and num_slots == shelf.num_experts:
         return _resident(checkpoint, dtype)
-    return OffloadedBank(
-        shelf,
-        DiskStore(shelf.layouts),
-        LRU(),
-        num_slots=num_slots,
-        floor=num_slots // len(spec.moe_layers),
-        poison=os.environ.get(POISON_VARIABLE) == "1",
-    )
+    floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
+    store = DiskStore(shelf.layouts)
+    try:
+        return OffloadedBank(shelf, store, LRU(), num_slots=num_slots, floor=floor, poison=poison)
+    except BaseException:
+        store.close()
+        raise
 
 
 def _resident(checkpoint: Checkpoint, dtype: torch.dtype) -> ResidentBank:
