@@ -129,6 +129,9 @@ class RayClient:
         if self._closing.is_set():
             return
         self._closing.set()
+        if self._session.lost():
+            self._session.close()
+            return
         if self._watcher.is_alive():
             if self._controller.state.phase != "running":
                 self._group.kill_shards()  # ends a load that would otherwise be waited for

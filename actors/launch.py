@@ -1,12 +1,19 @@
 """A Ray to run on: the cluster at RAY_ADDRESS, the one already connected, or a small local one started here."""
 
+import atexit
 import contextlib
 import logging
 import os
 import secrets
 import shutil
+import signal
+import socket
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from smoe.core.errors import StartupError
 
@@ -16,6 +23,7 @@ _PREFIX = "smoe-ray-"
 _OBJECT_STORE_BYTES = 80 * 2**20
 # Ray puts sockets about 75 characters below its directory, and a socket's path has at most 107.
 _MAX_TMP_LENGTH = 20
+_KNOCK_S = 5.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -29,28 +37,55 @@ class RaySession:
     def __init__(self, *, connected: bool, directory: Path | None) -> None:
         self._connected = connected
         self._directory = directory
+        self._servers: list[psutil.Process] = []
 
     @property
     def local(self) -> bool:
         """Whether this session started the Ray it uses."""
         return self._directory is not None
 
+    def watch_servers(self, before: set[int]) -> None:
+        """Remembers the processes of a Ray just started here: children that were not there `before`."""
+        self._servers = [child for child in psutil.Process().children() if child.pid not in before]
+
+    def lost(self) -> bool:
+        """Whether a signal to our process group has ended the local Ray, which shares the group, before us."""
+        return not all(_runs(server) for server in self._servers)
+
     def close(self) -> None:
         import ray
 
         if self._connected:
             self._connected = False
-            ray.shutdown()
+            if self.lost():
+                # Ray's own shutdown would wait a minute for its servers, here or at exit.
+                atexit.unregister(ray.shutdown)
+                _end_all(psutil.Process().children(recursive=True), self._servers)
+            else:
+                ray.shutdown()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def _end_all(children: list[psutil.Process], servers: list[psutil.Process]) -> None:
+    """Ends the servers that are left and the workers below them; workers end with their raylet anyway."""
+    known = {server.pid for server in servers}
+    for process in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if known & {process.pid, *(parent.pid for parent in process.parents())}:
+                process.kill()
 
 
 def open_ray(num_cpus: int) -> RaySession:
     """Connects, starting a local Ray with `num_cpus` when there is no other. Raises StartupError."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    address = os.environ.get("RAY_ADDRESS")
+    address = os.environ.get("RAY_ADDRESS") or None
     if address is None:
         _own_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -67,11 +102,34 @@ def _connect(address: str) -> RaySession:
     import ray
 
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        _knock(address)
+        with _kept_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = str(error).strip().splitlines()[0]
         raise StartupError(f"RAY_ADDRESS: {address!r} (a running Ray cluster; {first})") from error
     return RaySession(connected=True, directory=None)
+
+
+def _knock(address: str) -> None:
+    """Fails within seconds where nobody listens; Ray itself tries for minutes. Raises OSError or ValueError."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError("expected auto, or host:port of the head node")
+    socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
+
+
+@contextlib.contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Ray handles SIGTERM by dumping stacks and dying in the middle; whoever made this process has better plans."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _start(num_cpus: int) -> RaySession:
@@ -83,23 +141,26 @@ def _start(num_cpus: int) -> RaySession:
     _sweep(root)
     directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
     session = RaySession(connected=True, directory=directory)
+    before = {child.pid for child in psutil.Process().children()}
     try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-            _temp_dir=str(directory),
-        )
+        with _kept_signal_handlers():
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                _temp_dir=str(directory),
+            )
     except BaseException as error:
         session.close()
         if not isinstance(error, Exception):
             raise
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StartupError(f"the local Ray did not start ({first})") from error
+    session.watch_servers(before)
     return session
 
 

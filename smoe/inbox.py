@@ -26,18 +26,20 @@ class Inbox:
     def read(self, request_id: str) -> Iterator[tuple[float, Delta]]:
         """Deltas up to the last one. An abandoned read aborts its request."""
         queue = self._waiting[request_id]
-        finished = False
         try:
-            while not finished:
+            while True:
                 while not queue:
                     self._poll(request_id)
                 arrived, delta = queue.popleft()
-                finished = delta.finish_reason is not None
+                if delta.finish_reason is not None:
+                    break
                 yield arrived, delta
+        except GeneratorExit:
+            self._client.abort([request_id])
+            raise
         finally:
             del self._waiting[request_id]
-            if not finished:
-                self._client.abort([request_id])
+        yield arrived, delta
 
     def _poll(self, request_id: str) -> None:
         deltas = self._client.poll()

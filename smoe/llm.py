@@ -31,8 +31,8 @@ class LLM:
         for name, value in config.items():
             if name not in known:
                 raise ConfigError(name, value, f"no such field; one of {', '.join(known)}")
-        self._client = open_client(EngineConfig(model=model, **config), distributed=distributed)
-        self._inbox = Inbox(self._client)
+        self.client = open_client(EngineConfig(model=model, **config), distributed=distributed)
+        self._inbox = Inbox(self.client)
         self._ids = (f"llm-{number}" for number in itertools.count())
 
     def generate(
@@ -55,18 +55,18 @@ class LLM:
 
     def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams | None = None) -> Completion:
         """The assistant's next message under the model's chat template."""
-        [answer] = self.generate(self._client.encode_chat(messages), params)
+        [answer] = self.generate(self.client.encode_chat(messages), params)
         return answer
 
     def info(self) -> ModelInfo:
-        return self._client.info()
+        return self.client.info()
 
     def stats(self) -> EngineStats:
-        return self._client.stats()
+        return self.client.stats()
 
     def close(self) -> None:
         """Stops workers and frees memory. Idempotent; every other call raises RuntimeError afterwards."""
-        self._client.shutdown()
+        self.client.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -91,13 +91,13 @@ class LLM:
         ]
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(self._client.encode_text(prompt) if isinstance(prompt, str) else prompt)
+        return tuple(self.client.encode_text(prompt) if isinstance(prompt, str) else prompt)
 
     def _complete(self, request: Request) -> Completion:
         return complete(
             request.prompt_token_ids,
             self._inbox.read(request.request_id),
-            text=self._client.info().has_tokenizer,
+            text=self.client.info().has_tokenizer,
             logprobs=request.params.logprobs is not None,
         )
 

@@ -1,5 +1,7 @@
 """The `smoe` command: verbs, and how errors are said. Nothing heavy is imported before a verb runs."""
 
+import contextlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -33,7 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one verb and exits: 2 with one line for what the user can mend; our own faults keep their traceback."""
     for name in ("SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), _leave)
-    sys.exit(run(arguments))
+    try:
+        code = run(arguments)
+    except Ended as ended:
+        # Everything of ours is closed by now. The interpreter's own end would run the exits of libraries whose
+        # processes the same signal has taken away, and they crash.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(128 + ended.number)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -66,6 +76,13 @@ def _parser_line(error: Any) -> str:
     return f"{parameter.opts[0]}: {error.message}"
 
 
+class Ended(BaseException):
+    """A signal asks the process to end: through `finally` blocks, so that actors and their files go too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def _leave(number: int, _: object) -> NoReturn:
-    """Ends through `finally` blocks, so that actors and their files go too."""
-    raise SystemExit(128 + number)
+    raise Ended(number)

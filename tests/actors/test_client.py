@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import ray
 
-from smoe.actors.client import RayClient, open_ray_client
+from smoe.actors.client import RayClient
 from smoe.actors.controller import RestartLimits
 from smoe.actors.group import GroupPlan
 from smoe.core.config import EngineConfig
 from smoe.core.errors import CheckpointError, RequestError, StartupError
-from smoe.core.request import Delta, Request
+from smoe.core.request import Delta, Request, Usage
 from smoe.core.sampling import SamplingParams
 from smoe.llm import LLM
 from tests.actors import fakes
@@ -60,74 +60,85 @@ def tokens(deltas: list[Delta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
-@pytest.mark.parametrize("link", ["socket", "compiled"])
-def test_requests_at_once_get_their_tokens_in_order(num_shards: int, link: str) -> None:
-    with client_of(num_shards=num_shards, link=link) as client:
-        prompts = {f"r{i}": [1, 2, 3 + i] for i in range(4)}
-        client.submit([request(name, prompt, 30) for name, prompt in prompts.items()])
-        got = collect(client)
-        assert client.poll() == []
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RayClient]:
+    """Two shards that several tests use one after another; it survives what they do to it."""
+    with client_of(num_shards=2) as client:
+        yield client
+
+
+def check_requests_at_once(client: RayClient, kill_at: int | None = None) -> None:
+    prompts = {f"r{i}": [1, 2, 3 + i] for i in range(4)}
+    client.submit([request(name, prompt, 60) for name, prompt in prompts.items()])
+    got = collect(client, kill_at)
     for name, prompt in prompts.items():
-        assert tokens(got[name]) == fakes.expected_tokens(prompt, 30)
+        assert tokens(got[name]) == fakes.expected_tokens(prompt, 60)
         assert [delta.finish_reason for delta in got[name][:-1]] == [None] * (len(got[name]) - 1)
         assert got[name][-1].finish_reason == "length"
+        assert got[name][-1].usage == Usage(3, 60)
 
 
-def test_poll_returns_after_its_timeout_and_at_once_when_idle() -> None:
-    with client_of() as client:
-        assert client.poll() == []
-        client.submit([request("r", [1], 5)])
-        while not client.poll(timeout_s=0.0):
-            pass
+def test_requests_at_once_get_their_tokens_in_order(shared: RayClient) -> None:
+    check_requests_at_once(shared)
+    assert shared.poll() == []
 
 
-def test_abort_ends_one_request() -> None:
-    with client_of() as client:
-        client.submit([request("long", [1], 500), request("other", [2], 40)])
-        client.abort(["long", "unknown"])
-        got = collect(client)
+def test_poll_returns_after_its_timeout(shared: RayClient) -> None:
+    shared.submit([request("r", [1], 5)])
+    got: list[Delta] = []
+    while not got or got[-1].finish_reason is None:
+        got += shared.poll(timeout_s=0.0)
+    assert tokens(got) == fakes.expected_tokens([1], 5)
+
+
+def test_abort_ends_one_request(shared: RayClient) -> None:
+    shared.submit([request("long", [1], 500), request("other", [2], 40)])
+    shared.abort(["long", "unknown"])
+    got = collect(shared)
     assert got["long"][-1].finish_reason == "abort"
     assert tokens(got["other"]) == fakes.expected_tokens([2], 40)
 
 
-def test_an_impossible_request_is_refused_and_costs_nothing_else() -> None:
-    with client_of() as client:
-        with pytest.raises(RequestError, match="prompt_token_ids: 100 "):
-            client.submit([request("good", [1], 3), request("bad", [100], 3)])
-        assert client.poll() == []
-        client.submit([request("good", [1], 3)])
-        assert tokens(collect(client)["good"]) == fakes.expected_tokens([1], 3)
+def test_an_impossible_request_is_refused_and_costs_nothing_else(shared: RayClient) -> None:
+    with pytest.raises(RequestError, match="prompt_token_ids: 100 "):
+        shared.submit([request("good", [1], 3), request("bad", [100], 3)])
+    assert shared.poll() == []
+    shared.submit([request("good", [1], 3)])
+    assert tokens(collect(shared)["good"]) == fakes.expected_tokens([1], 3)
 
 
-@pytest.mark.parametrize("link", ["socket", "compiled"])
-def test_a_killed_shard_changes_no_token(link: str) -> None:
-    with client_of(link=link, num_shards=2) as client:
-        client.submit([request("a", [1, 2], 300), request("b", [3], 200)])
-        got = collect(client, kill_at=20)
-        assert client.state().phase == "running"
-        assert client.state().generation == 2
-    assert tokens(got["a"]) == fakes.expected_tokens([1, 2], 300)
-    assert tokens(got["b"]) == fakes.expected_tokens([3], 200)
+def test_a_killed_shard_changes_no_token(shared: RayClient) -> None:
+    before = shared.state().generation
+    steps = shared.stats().steps
+    check_requests_at_once(shared, kill_at=20)
+    assert shared.state().phase == "running"
+    assert shared.state().generation == before + 1
+    assert shared.stats().steps >= steps + 60
 
 
-def test_a_shard_killed_while_idle_is_replaced() -> None:
-    with client_of() as client:
-        kill_shard(client)
-        client.submit([request("r", [5], 20)])
-        assert tokens(collect(client)["r"]) == fakes.expected_tokens([5], 20)
+def test_a_shard_killed_while_idle_is_replaced(shared: RayClient) -> None:
+    kill_shard(shared, rank=1)
+    shared.submit([request("r", [5], 20)])
+    assert tokens(collect(shared)["r"]) == fakes.expected_tokens([5], 20)
+
+
+def test_the_compiled_link_does_the_same() -> None:
+    with client_of(num_shards=2, link="compiled") as client:
+        check_requests_at_once(client)
+        check_requests_at_once(client, kill_at=20)
 
 
 def test_shards_that_keep_dying_end_the_requests_with_the_cause() -> None:
     config, limits = EngineConfig(), RestartLimits(max_deaths=1, window_s=600.0)
     client = RayClient(config, GroupPlan(build=fakes.build_fragile), limits)
-    with closing_client(client), pytest.raises(StartupError, match="died 2 times within 600 s; last cause: .*fell off"):
+    with closing_client(client):
         client.submit([request("r", [1], 200)])
         got = collect(client)["r"]
         assert got[-1].finish_reason == "error"
         assert "fell off the bus" in str(got[-1].error)
         assert tokens(got) == fakes.expected_tokens([1], len(tokens(got)))
-        client.stats()
+        with pytest.raises(StartupError, match=r"died 2 times within 600 s; last cause: .*fell off the bus"):
+            client.stats()
 
 
 def test_a_dead_engine_ends_the_requests() -> None:
@@ -152,11 +163,15 @@ def test_a_dead_engine_ends_the_requests() -> None:
 def test_a_start_that_fails_says_its_first_cause_and_leaves_nothing(
     plan: dict[str, Any], error: type[Exception], message: str
 ) -> None:
+    before = _places_held()
     with pytest.raises(error, match=message) as caught, client_of(**plan):
         pass
     assert "\n" not in str(caught.value)
-    with client_of() as client:  # the room was given back
-        assert client.state().phase == "running"
+    assert _places_held() == before, "the room is given back"
+
+
+def _places_held() -> int:
+    return sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
 
 
 def test_after_shutdown_calls_raise() -> None:
@@ -169,34 +184,6 @@ def test_after_shutdown_calls_raise() -> None:
         client.submit([request("r", [1], 1)])
 
 
-def test_the_builtin_model_answers_as_in_one_process() -> None:
-    params = [SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=0.8, seed=7, logprobs=2)] * 2
-    with LLM(expert_memory="25%", dtype="float32") as here:
-        alone = here.generate(PROMPTS, params)
-    with LLM(expert_memory="25%", dtype="float32", distributed=True, threads=1) as there:
-        together = there.generate(PROMPTS, params)
-        experts = there.stats().experts
-        streamed = list(there.stream(PROMPTS[0], params[0]))
-    for a, b in zip(alone, together, strict=True):
-        assert (a.token_ids, a.text, a.logprobs, a.finish_reason) == (b.token_ids, b.text, b.logprobs, b.finish_reason)
-    assert "".join(delta.text for delta in streamed) == alone[0].text
-    assert experts.misses > 0
-    assert 0 < experts.peak_bytes <= experts.budget_bytes
-
-
-def test_a_killed_shard_of_the_builtin_model_changes_no_token() -> None:
-    with LLM(dtype="float32") as here:
-        expected = here.generate(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))[0].token_ids
-        prompt = here.generate(PROMPTS[0], SamplingParams(max_tokens=1))[0].prompt_token_ids
-    client = open_ray_client(EngineConfig(dtype="float32", threads=1))
-    with closing_client(client):
-        params = SamplingParams(max_tokens=200, ignore_eos=True)
-        client.submit([Request(request_id="r", prompt_token_ids=prompt, params=params)])
-        got = collect(client, kill_at=10)
-        assert client.state().generation == 2
-    assert tuple(tokens(got["r"])) == expected
-
-
 @contextmanager
 def closing_client(client: RayClient) -> Iterator[None]:
     try:
@@ -205,7 +192,25 @@ def closing_client(client: RayClient) -> Iterator[None]:
         client.shutdown()
 
 
-def test_ray_is_left_running_when_someone_else_started_it() -> None:
-    with client_of():
-        pass
-    assert ray.is_initialized()
+def test_the_builtin_model_answers_as_in_one_process_also_with_a_killed_shard() -> None:
+    params = [SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=0.8, seed=7, logprobs=2)] * 2
+    long = SamplingParams(max_tokens=150, ignore_eos=True)
+    with LLM(expert_memory="25%", dtype="float32") as here:
+        alone = here.generate(PROMPTS, params)
+        undisturbed = here.generate(PROMPTS[0], long)[0]
+    with LLM(expert_memory="25%", dtype="float32", distributed=True, threads=1) as there:
+        together = there.generate(PROMPTS, params)
+        experts = there.stats().experts
+        disturbed: list[Delta] = []
+        for delta in there.stream(PROMPTS[0], long):
+            disturbed.append(delta)
+            if len(disturbed) == 10:
+                assert isinstance(there.client, RayClient)
+                kill_shard(there.client)
+        assert there.stats().experts.hits > experts.hits
+    for a, b in zip(alone, together, strict=True):
+        assert (a.token_ids, a.text, a.logprobs, a.finish_reason) == (b.token_ids, b.text, b.logprobs, b.finish_reason)
+    assert tuple(tokens(disturbed)) == undisturbed.token_ids
+    assert "".join(delta.text for delta in disturbed) == undisturbed.text
+    assert experts.misses > 0
+    assert 0 < experts.peak_bytes <= experts.budget_bytes

@@ -80,7 +80,9 @@ def check_refusal(code: int, out: str, err: str, expected: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_starts")
-@pytest.mark.parametrize(("arguments", "expected"), ARGUMENTS, ids=lambda value: " ".join(value)[:60] if type(value) is tuple else "")
+@pytest.mark.parametrize(
+    ("arguments", "expected"), ARGUMENTS, ids=lambda value: " ".join(value)[:60] if type(value) is tuple else ""
+)
 def test_arguments(smoe: Callable, arguments: tuple[str, ...], expected: str) -> None:
     result = smoe(*arguments)
     check_refusal(result.code, result.out, result.err, expected)
