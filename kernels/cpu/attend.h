@@ -15,8 +15,12 @@ INLINE void pv_tile(const int R, const int C, int type, const void *v, long ldv,
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++)
             sum[r][c] = lanes == LANES ? v_load(acc + r * d + c * LANES) : v_load_n(acc + r * d + c * LANES, lanes);
+    const long size = type == BF16 ? 2 : 4;
     for (long j = 0; j < nj; j++) {
         vf row[4];
+        if (C == 4 && R <= 4) /* memory-bound: heads lie apart, which the hardware's prefetching does not follow */
+            for (long line = 0; line < C * LANES * size; line += 64)
+                _mm_prefetch((const char *)v + (j + 32) * ldv * size + line, _MM_HINT_T1);
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++)
             row[c] = lanes == LANES ? load_type(v, type, j * ldv + c * LANES)

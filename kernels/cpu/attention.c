@@ -7,6 +7,7 @@
 #include "attend.h"
 
 #define SPLIT 512
+#define MAX_SPAN 64
 #define TILE_ROWS 48      /* query rows (rows x heads of a group) that share one pass over the keys */
 
 typedef struct {
@@ -28,8 +29,11 @@ typedef struct {
     float *q;       /* [t, num_heads, head_dim], scaled */
     float *partial; /* [t, num_heads, max_split, 2 + head_dim] */
     char *work;     /* per thread */
+    long span, work_rows; /* kv heads of one item, and the query rows of each */
     size_t work_bytes;
 } Args;
+
+static long first_key(const Args *a, long t) { return a->att->window ? max_l(0, a->pos[t] - a->att->window + 1) : 0; }
 
 typedef struct { /* one thread's buffers for a tile of query rows */
     float *score, *acc, *total, *top, *sum, *total_top, *total_sum;
@@ -120,14 +124,18 @@ static void block_step(const Args *a, Work *w, long rows, long t0, long g, long 
            w->score + r * BLOCK + (j0 - base), w->acc + r * d, d);
 }
 
-/* Softmax state (top, sum, acc) of one split. */
-static void split_step(const Args *a, Work *w, long rows, long t0, long g, long j0, long j1)
+/* Softmax states (top, sum, acc) of one split, for kv heads [g0, g1). Heads take turns at each block of keys: those lie
+ * side by side in the arena, so memory is read in order. */
+static void split_step(const Args *a, Work *w, long rows, long t0, long g0, long g1, long j0, long j1)
 {
-    memset(w->acc, 0, (size_t)(rows * a->att->head_dim) * 4);
-    for (long r = 0; r < rows; r++)
-        w->top[r] = LOW, w->sum[r] = 0.0f;
+    for (long g = g0; g < g1; g++) {
+        memset(w[g - g0].acc, 0, (size_t)(rows * a->att->head_dim) * 4);
+        for (long r = 0; r < rows; r++)
+            w[g - g0].top[r] = LOW, w[g - g0].sum[r] = 0.0f;
+    }
     for (long j = j0; j < j1; j = min_l(j1, (j / BLOCK + 1) * BLOCK))
-        block_step(a, w, rows, t0, g, j, min_l(j1, (j / BLOCK + 1) * BLOCK));
+        for (long g = g0; g < g1; g++)
+            block_step(a, &w[g - g0], rows, t0, g, j, min_l(j1, (j / BLOCK + 1) * BLOCK));
 }
 
 /* total <- total + one later split. */
@@ -168,37 +176,48 @@ static void row_out(const Args *a, long t, long h, float top, float sum, const f
     }
 }
 
-static long first_key(const Args *a, long t) { return a->att->window ? max_l(0, a->pos[t] - a->att->window + 1) : 0; }
+/* The states of split s of a run go into the totals, or to where merge_item finds them. */
+static void keep_split(const Args *a, Work *w, const Run *run, long g, long s, int apart)
+{
+    const long G = a->group, d = a->att->head_dim, H = a->att->num_heads;
+    for (long r = 0; r < run->count * G; r++) {
+        if (!apart) {
+            merge(&w->total_top[r], &w->total_sum[r], w->total + r * d, w->top[r], w->sum[r], w->acc + r * d, d);
+            continue;
+        }
+        const long t = run->first + r / G, own = s - first_key(a, t) / SPLIT; /* a later row's window may start later */
+        if (own < 0 || s > a->pos[t] / SPLIT)
+            continue;
+        float *part = a->partial + ((t * H + g * G + r % G) * a->max_split + own) * (2 + d);
+        part[0] = w->top[r], part[1] = w->sum[r];
+        memcpy(part + 2, w->acc + r * d, (size_t)d * 4);
+    }
+}
 
-/* One run of rows, one kv head: all its splits, or only number `only`, counted from the first one. */
-static void run_item(const Args *a, Work *w, const Run *run, long g, long only)
+/* One run of rows, kv heads [g0, g1): all splits, or only number `only`, counted from the first one. */
+static void run_item(const Args *a, Work *w, const Run *run, long g0, long g1, long only)
 {
     const long G = a->group, d = a->att->head_dim, H = a->att->num_heads, rows = run->count * G;
     const long t0 = run->first, last = t0 + run->count - 1, start = first_key(a, t0), end = a->pos[last] + 1;
-    for (long r = 0; r < rows; r++) {
-        w->rows[r] = a->q + ((t0 + r / G) * H + g * G + r % G) * d;
-        w->total_top[r] = LOW, w->total_sum[r] = 0.0f;
+    for (long g = g0; g < g1; g++) {
+        for (long r = 0; r < rows; r++) {
+            w[g - g0].rows[r] = a->q + ((t0 + r / G) * H + g * G + r % G) * d;
+            w[g - g0].total_top[r] = LOW, w[g - g0].total_sum[r] = 0.0f;
+        }
+        memset(w[g - g0].total, 0, (size_t)(rows * d) * 4);
     }
-    memset(w->total, 0, (size_t)(rows * d) * 4);
     for (long s = start / SPLIT; s * SPLIT < end; s++) {
         if (only >= 0 && s - start / SPLIT != only)
             continue;
-        split_step(a, w, rows, t0, g, max_l(start, s * SPLIT), min_l(end, (s + 1) * SPLIT));
-        for (long r = 0; r < rows; r++) {
-            if (only < 0) {
-                merge(&w->total_top[r], &w->total_sum[r], w->total + r * d, w->top[r], w->sum[r], w->acc + r * d, d);
-                continue;
-            }
-            const long t = t0 + r / G, own = s - first_key(a, t) / SPLIT; /* a later row's window may start later */
-            if (own < 0 || s > a->pos[t] / SPLIT)
-                continue;
-            float *part = a->partial + ((t * H + g * G + r % G) * a->max_split + own) * (2 + d);
-            part[0] = w->top[r], part[1] = w->sum[r];
-            memcpy(part + 2, w->acc + r * d, (size_t)d * 4);
-        }
+        split_step(a, w, rows, t0, g0, g1, max_l(start, s * SPLIT), min_l(end, (s + 1) * SPLIT));
+        for (long g = g0; g < g1; g++)
+            keep_split(a, &w[g - g0], run, g, s, only >= 0);
     }
-    for (long r = 0; only < 0 && r < rows; r++)
-        row_out(a, t0 + r / G, g * G + r % G, w->total_top[r], w->total_sum[r], w->total + r * d);
+    for (long i = 0; only < 0 && i < (g1 - g0) * rows; i++) {
+        const long r = i % rows, g = g0 + i / rows;
+        const Work *of = &w[g - g0];
+        row_out(a, t0 + r / G, g * G + r % G, of->total_top[r], of->total_sum[r], of->total + r * d);
+    }
 }
 
 /* Merges the separately computed splits of one row and head. */
@@ -218,8 +237,10 @@ static void attention_body(void *args, const Team *team)
 {
     const Args *a = args;
     const long kv = a->att->num_kv_heads, H = a->att->num_heads;
-    Work w;
-    work_layout(a->work + (size_t)team->tid * a->work_bytes, max_l(TILE_ROWS, a->group), a->att->head_dim, &w);
+    Work w[MAX_SPAN];
+    char *memory = a->work + (size_t)team->tid * a->work_bytes;
+    for (long i = 0; i < a->span; i++)
+        memory += work_layout(memory, a->work_rows, a->att->head_dim, &w[i]);
     if (!a->alone) {
         for (long i; (i = claim(team, 0)) < a->t;)
             for (long g = 0; g < kv; g++)
@@ -227,20 +248,21 @@ static void attention_body(void *args, const Team *team)
         team_barrier(team);
     }
     /* The rows of a run may start their windows in two neighbouring splits: one more item than a row has. */
-    long per_head = a->max_split ? a->max_split + 1 : 1, num_items = a->num_runs * kv * per_head;
-    for (long i; (i = claim(team, 1)) < num_items;) {
+    const long per_span = a->max_split ? a->max_split + 1 : 1, per_run = kv / a->span * per_span;
+    for (long i; (i = claim(team, 1)) < a->num_runs * per_run;) {
         /* From the last run, whose context is the longest of its sequence. */
-        const Run *run = &a->runs[a->num_runs - 1 - i / (kv * per_head)];
-        const long g = i / per_head % kv;
+        const Run *run = &a->runs[a->num_runs - 1 - i / per_run];
+        const long g0 = i % per_run / per_span * a->span, g1 = g0 + a->span;
         for (long t = run->first; a->alone && t < run->first + run->count; t++)
-            row_in(a, t, g);
-        run_item(a, &w, run, g, a->max_split ? i % per_head : -1);
+            for (long g = g0; g < g1; g++)
+                row_in(a, t, g);
+        run_item(a, w, run, g0, g1, a->max_split ? i % per_span : -1);
     }
     if (!a->max_split)
         return;
     team_barrier(team);
     for (long i; (i = claim(team, 2)) < a->t * H;)
-        merge_item(a, &w, i / H, i % H);
+        merge_item(a, w, i / H, i % H);
 }
 
 int FN(attention)(int threads, const Attention *att, const void *qkv, int xtype, int64_t t, const float *cos, const float *sin,
@@ -251,7 +273,6 @@ int FN(attention)(int threads, const Attention *att, const void *qkv, int xtype,
     const long H = att->num_heads, d = att->head_dim, G = H / att->num_kv_heads, kv = att->num_kv_heads;
     Args a = {.att = att, .qkv = qkv, .xtype = xtype, .t = t, .group = G, .cos = att->rotary_dim ? cos : NULL, .sin = sin,
               .kv_start = kv_start, .pos = pos, .k_cache = k_cache, .v_cache = v_cache, .out = out};
-    const long run_rows = max_l(1, TILE_ROWS / G);
     double keys = 0;
     long max_split = 1;
     for (long r = 0; r < t; r++) {
@@ -260,20 +281,24 @@ int FN(attention)(int threads, const Attention *att, const void *qkv, int xtype,
         max_split = max_l(max_split, pos[r] / SPLIT - low / SPLIT + 1);
     }
     int n = team_size(threads, (keys + 40.0 * (double)t) * (double)(2 * H * d));
-    Work unused;
-    a.work_bytes = work_layout(NULL, max_l(TILE_ROWS, G), d, &unused);
+    const int few = n > 1 && max_split > 1 && t * kv < 8 * n;
+    a.max_split = few ? max_split : 0;
+    a.alone = !few;
 
     size_t runs_bytes = align64((size_t)t * sizeof(Run)), q_bytes = align64((size_t)(t * H * d) * 4);
-    const int few = n > 1 && max_split > 1 && t * kv < 8 * n;
     size_t partial_bytes = few ? align64((size_t)(t * H * max_split * (2 + d)) * 4) : 0;
-    char *m = scratch(runs_bytes + q_bytes + partial_bytes + a.work_bytes * (size_t)n);
+    const long run_rows = max_l(1, TILE_ROWS / G);
+    Work unused;
+    /* One row a run: its heads fit one item's buffers, if enough items remain for the threads. */
+    const int wide = (n == 1 || (few ? max_split : 1) * t >= 2 * n) && kv <= MAX_SPAN;
+    size_t work_bytes = max_l((long)work_layout(NULL, max_l(TILE_ROWS, G), d, &unused),
+                              wide ? kv * (long)work_layout(NULL, G, d, &unused) : 0);
+    char *m = scratch(runs_bytes + q_bytes + partial_bytes + work_bytes * (size_t)n);
     if (!m)
         return ERR_MEMORY;
     Run *runs = (Run *)m;
     a.runs = runs, a.q = (float *)(m + runs_bytes), a.partial = (float *)(m + runs_bytes + q_bytes);
-    a.work = m + runs_bytes + q_bytes + partial_bytes;
-    a.max_split = few ? max_split : 0;
-    a.alone = !few;
+    a.work = m + runs_bytes + q_bytes + partial_bytes, a.work_bytes = work_bytes;
     for (long r = 0; r < t; r++) {
         int follows = r > 0 && kv_start[r] == kv_start[r - 1] && pos[r] == pos[r - 1] + 1;
         if (follows && runs[a.num_runs - 1].count < run_rows) {
@@ -284,6 +309,8 @@ int FN(attention)(int threads, const Attention *att, const void *qkv, int xtype,
             a.alone = 0;
         runs[a.num_runs++] = (Run){(int32_t)r, 1};
     }
+    a.span = wide && a.num_runs == t ? kv : 1;
+    a.work_rows = a.span > 1 ? G : max_l(TILE_ROWS, G);
     team_run(n, attention_body, &a);
     return OK;
 }

@@ -29,7 +29,7 @@ INLINE void tile(const int R, const int type, const void *const w[4], const floa
 #define PART_X(p) v_load_n(p + k, (int)(K - k))
     long k = 0;
     for (; k + 2 * LANES <= K; k += LANES) {
-        if (R <= 2) {
+        if (R <= 4) {
             for (long line = 0; line < 2 * LANES * size; line += 64) {
                 _mm_prefetch(w0 + k * size + ahead + line, _MM_HINT_T1);
                 _mm_prefetch(w1 + k * size + ahead + line, _MM_HINT_T1);
@@ -59,11 +59,13 @@ INLINE void tiles(const int R, const int type, const void *w, long ldw, long nw,
                   long ldo)
 {
     const long step = ldw * (type == BF16 ? 2 : 4);
+    /* Short rows: several tiles ahead, or the lines would be asked for too late. */
+    const long ahead = step * max_l(4, 8192 / (K * (type == BF16 ? 2 : 4)));
     const char *row = w;
     long j = 0;
     for (; j + 4 <= nw; j += 4, row += 4 * step) {
         const void *rows[4] = {row, row + step, row + 2 * step, row + 3 * step};
-        tile(R, type, rows, x, K, out + j, ldo, 4 * step);
+        tile(R, type, rows, x, K, out + j, ldo, ahead);
     }
     if (j < nw) { /* the last rows: repeat one in place of those that do not exist, and drop its results */
         const char *last = row + (nw - j - 1) * step;

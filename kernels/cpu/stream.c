@@ -18,7 +18,7 @@ static void stream_body(void *args, const Team *team)
     for (long i; (i = claim(team, 0) * PIECE) < a->n;)
         for (long end = min_l(a->n, i + PIECE); i + 8 * LANES <= end; i += 8 * LANES)
             for (int j = 0; j < 8; j++) {
-                _mm_prefetch((const char *)(a->x + i + j * LANES) + 4096, _MM_HINT_T0);
+                _mm_prefetch((const char *)(a->x + i + j * LANES) + 8192, _MM_HINT_T1);
                 sum[j] = v_add(sum[j], v_load(a->x + i + j * LANES));
             }
     for (int j = 1; j < 8; j++)
