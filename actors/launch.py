@@ -10,8 +10,10 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -24,6 +26,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 # Ray puts sockets about 75 characters below its directory, and a socket's path has at most 107.
 _MAX_TMP_LENGTH = 20
 _KNOCK_S = 5.0
+_SIGNAL_GRACE_S = 2.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -38,6 +41,7 @@ class RaySession:
         self._connected = connected
         self._directory = directory
         self._servers: list[psutil.Process] = []
+        self._signalled = False
 
     @property
     def local(self) -> bool:
@@ -48,9 +52,26 @@ class RaySession:
         """Remembers the processes of a Ray just started here: children that were not there `before`."""
         self._servers = [child for child in psutil.Process().children() if child.pid not in before]
 
+    def noting(self, handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], object]:
+        """The signal handler, made to tell this session that a signal asked the process to end."""
+
+        def noted(number: int, frame: FrameType | None) -> object:
+            self._signalled = True
+            return handler(number, frame)
+
+        return noted
+
     def lost(self) -> bool:
-        """Whether a signal to our process group has ended the local Ray, which shares the group, before us."""
-        return not all(_runs(server) for server in self._servers)
+        """Whether a signal to our process group has ended the local Ray, which shares the group.
+
+        After a signal this waits for a moment: the servers may be about to end.
+        """
+        deadline = time.monotonic() + (_SIGNAL_GRACE_S if self._signalled else 0.0)
+        while all(_runs(server) for server in self._servers):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        return True
 
     def close(self) -> None:
         import ray
@@ -101,14 +122,15 @@ def open_ray(num_cpus: int) -> RaySession:
 def _connect(address: str) -> RaySession:
     import ray
 
+    session = RaySession(connected=True, directory=None)
     try:
         _knock(address)
-        with _kept_signal_handlers():
+        with _kept_signal_handlers(session):
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = str(error).strip().splitlines()[0]
         raise StartupError(f"RAY_ADDRESS: {address!r} (a running Ray cluster; {first})") from error
-    return RaySession(connected=True, directory=None)
+    return session
 
 
 def _knock(address: str) -> None:
@@ -122,14 +144,15 @@ def _knock(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _kept_signal_handlers() -> Iterator[None]:
+def _kept_signal_handlers(session: RaySession) -> Iterator[None]:
     """Ray handles SIGTERM by dumping stacks and dying in the middle; whoever made this process has better plans."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, session.noting(handler) if callable(handler) else handler)
 
 
 def _start(num_cpus: int) -> RaySession:
@@ -143,7 +166,7 @@ def _start(num_cpus: int) -> RaySession:
     session = RaySession(connected=True, directory=directory)
     before = {child.pid for child in psutil.Process().children()}
     try:
-        with _kept_signal_handlers():
+        with _kept_signal_handlers(session):
             ray.init(
                 address="local",
                 num_cpus=num_cpus,
