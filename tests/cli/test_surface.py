@@ -1,0 +1,67 @@
+"""The public surface, frozen: a change here is a change for users."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import typer
+
+import smoe as package
+from smoe.cli.app import app
+
+COMMON = ["--dtype", "--expert-memory", "--help", "--max-model-len", "--model"]
+SAMPLING = ["--max-tokens", "--seed", "--stop", "--temperature", "--top-k", "--top-p"]
+GENERATE = [
+    *("--ignore-eos", "--in-process", "--json", "--logprobs", "--prompt", "--prompt-file", "--prompt-token-ids"),
+    *("--record-fraction", "--record-routes", "--threads"),
+]
+SURFACE = {
+    "generate": sorted([*COMMON, *SAMPLING, *GENERATE]),
+    "chat": sorted([*COMMON, *SAMPLING, "--in-process", "--threads"]),
+    "plan": sorted([*COMMON, "--json", "--max-num-seqs"]),
+    "doctor": ["--dir", "--help", "--json"],
+    "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
+    "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
+    "trace info": ["--help", "--json", "FILE"],
+}
+
+
+def verbs() -> dict[str, list[str]]:
+    found = {}
+    root = typer.main.get_command(app)
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        below = getattr(command, "commands", None)
+        for verb, leaf in (
+            {name: command}.items() if below is None else {f"{name} {n}": c for n, c in below.items()}.items()
+        ):
+            names = [o for p in leaf.params for o in (p.opts if p.param_type_name == "option" else [p.metavar])]
+            found[verb] = sorted([*names, "--help"])
+    return found
+
+
+def test_verbs_and_flags() -> None:
+    assert verbs() == SURFACE
+
+
+def test_exported_names() -> None:
+    assert package.__all__ == ["LLM", "SamplingParams"]
+    assert package.LLM.__name__ == "LLM"
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = package.nonsense
+
+
+@pytest.mark.parametrize("verb", SURFACE)
+def test_help_ends_with_an_example(smoe: Callable, verb: str) -> None:
+    result = smoe(*verb.split(), "--help")
+    assert result.code == 0
+    *_, heading, example = result.out.rstrip().splitlines()
+    assert heading.strip() == "Example:"
+    assert example.strip().startswith(f"smoe {verb} ")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "[m for m in ('torch', 'ray', 'transformers', 'numpy') if m in sys.modules]"
+    code = f"import sys; from smoe.cli.app import run; run(['--help']); print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
