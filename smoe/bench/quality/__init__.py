@@ -1,0 +1,1 @@
+"""What lossy miss policies cost: teacher-forced perplexity one token a step, beside the gate mass they substitute."""
