@@ -1,21 +1,23 @@
-"""`smoe trace`: look into recorded traces."""
+"""`smoe trace`: look into, import, merge and split route traces."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from smoe.cli import options
+from smoe.cli.values import integer, no_effect, number
+from smoe.core.errors import ConfigError
 
 NAME = "trace"
 EXAMPLE = options.example("smoe trace info routes.safetensors")
 
-app = typer.Typer(help="Look into recorded traces.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Look into, import, merge and split route traces.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def _group() -> None:
-    """Look into recorded traces."""
+    """Look into, import, merge and split route traces."""
 
 
 @app.command("info", epilog=EXAMPLE)
@@ -49,3 +51,108 @@ def info_command(
     console = Console()
     console.print(totals)
     console.print(table)
+
+
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The new trace; compressed if it ends in .gz.")]
+SeedOption = Annotated[str, typer.Option("--seed", metavar="N", help="Draws the sequences.")]
+
+IMPORT_EXAMPLE = options.example("smoe trace import gpt_oss_20b_decode.npz --out gpt-oss-20b.safetensors")
+
+
+@app.command("import", epilog=IMPORT_EXAMPLE)
+def import_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .npz file of routes.")],
+    out: Out,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="FILE", help="The .npz file with the router weights.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="One task of a file that holds several; default: all.")
+    ] = None,
+    incomplete: Annotated[
+        str,
+        typer.Option(
+            "--incomplete", metavar="RULE", help="Where ids are missing leave out the `tokens` or the `layers`."
+        ),
+    ] = "tokens",
+    max_tokens: Annotated[
+        str | None, typer.Option("--max-tokens", metavar="N", help="Draw sequences up to N tokens; default: all.")
+    ] = None,
+    max_sequence: Annotated[
+        str | None, typer.Option("--max-sequence", metavar="N", help="Of each drawn sequence the first N tokens.")
+    ] = None,
+    seed: SeedOption = "0",
+) -> None:
+    """Make a route trace from routes that others recorded."""
+    from smoe.core.route_edit import sample_sequences
+    from smoe.core.route_import import NOT_COMPUTED_RULES, Incomplete, import_routes
+    from smoe.core.route_trace import write_route_trace
+
+    if incomplete not in NOT_COMPUTED_RULES:
+        raise ConfigError("incomplete", incomplete, f"one of {', '.join(NOT_COMPUTED_RULES)}")
+    tokens, longest = (_positive(n, v) for n, v in (("max_tokens", max_tokens), ("max_sequence", max_sequence)))
+    if longest is not None and tokens is None:
+        raise no_effect("max_sequence", longest, "--max-tokens")
+    trace = import_routes(file, weights=weights, task=task, incomplete=cast(Incomplete, incomplete))
+    if tokens is not None:
+        trace = sample_sequences(trace, tokens, longest=longest, seed=_seed(seed))
+    write_route_trace(out, trace)
+    print(f"{out}: {trace.num_sequences} sequences, {trace.num_tokens} tokens")
+
+
+@app.command(
+    "merge", epilog=options.example("smoe trace merge monday.safetensors tuesday.safetensors --out both.safetensors")
+)
+def merge_command(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Two or more traces of one model.")],
+    out: Out,
+) -> None:
+    """Put the sequences of several traces into one."""
+    from smoe.core.route_edit import merge
+    from smoe.core.route_trace import read_route_trace, write_route_trace
+
+    if len(files) < 2:
+        raise ConfigError("files", len(files), "two or more traces")
+    trace = merge([read_route_trace(file) for file in files], [str(file) for file in files])
+    write_route_trace(out, trace)
+    print(f"{out}: {trace.num_sequences} sequences, {trace.num_tokens} tokens")
+
+
+@app.command(
+    "split",
+    epilog=options.example(
+        "smoe trace split routes.safetensors --fraction 0.8 --out train.safetensors --rest heldout.safetensors"
+    ),
+)
+def split_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A route trace.")],
+    fraction: Annotated[str, typer.Option("--fraction", metavar="X", help="Share of the sequences for --out.")],
+    out: Out,
+    rest: Annotated[Path, typer.Option("--rest", metavar="FILE", help="The trace of the other sequences.")],
+    seed: SeedOption = "0",
+) -> None:
+    """Share the sequences of a trace between two: to learn from, and to judge by."""
+    from smoe.core.route_edit import split
+    from smoe.core.route_trace import read_route_trace, write_route_trace
+
+    share = number("fraction", fraction)
+    assert share is not None
+    if out == rest:
+        raise ConfigError("rest", str(rest), "another file than --out")
+    for path, part in zip((out, rest), split(read_route_trace(file), share, seed=_seed(seed)), strict=True):
+        write_route_trace(path, part)
+        print(f"{path}: {part.num_sequences} sequences, {part.num_tokens} tokens")
+
+
+def _positive(name: str, text: str | None) -> int | None:
+    value = integer(name, text)
+    if value is not None and value < 1:
+        raise ConfigError(name, value, "integer >= 1")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = integer("seed", text)
+    if value is None or value < 0:
+        raise ConfigError("seed", text, "integer >= 0")
+    return value

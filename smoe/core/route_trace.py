@@ -1,21 +1,25 @@
 """Route traces: which experts every token of some sequences went to, in one safetensors file.
 
     token_ids [T] i32 · sequence_start [S+1] i64 (sequence s is rows start[s]:start[s+1]) · phase [T] u8
-    expert_ids [L,T,k] i16, in descending weight · optional: expert_weights [L,T,k] f16, router_logits [L,T,E] f16
+    expert_ids [L,T,k] i16, in descending weight · optional: expert_weights [L,T,k] f16, router_logits [L,T,E] f16,
+    lookahead_logits [L,T,E] f16 (the router of the MoE layer after l, for the last one the first, applied to l's input)
 
 The file's metadata has one entry, `route_trace`: JSON with schema, fingerprint, num_experts, top_k, layers.
-A row's token is the one that went in, and its experts are those that computed it.
+A row's token is the one that went in (-1 where the source does not tell), and its experts are those that computed it.
+A file whose name ends in .gz is the same, compressed.
 """
 
+import gzip
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from smoe.core.errors import TraceError
 
@@ -32,8 +36,11 @@ _DTYPES: dict[str, type[np.generic]] = {
     "expert_ids": np.int16,
     "expert_weights": np.float16,
     "router_logits": np.float16,
+    "lookahead_logits": np.float16,
 }
-_OPTIONAL = ("expert_weights", "router_logits")
+FIELDS = tuple(_DTYPES)
+OPTIONAL = ("expert_weights", "router_logits", "lookahead_logits")
+PER_LAYER = ("expert_ids", *OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,6 +60,7 @@ class RouteTrace:
     expert_ids: Array
     expert_weights: Array | None = None
     router_logits: Array | None = None
+    lookahead_logits: Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -71,6 +79,7 @@ class RouteTrace:
             "expert_ids": (layers, tokens, self.top_k),
             "expert_weights": (layers, tokens, self.top_k),
             "router_logits": (layers, tokens, self.num_experts),
+            "lookahead_logits": (layers, tokens, self.num_experts),
         }
         for field, dtype in _DTYPES.items():
             array = getattr(self, field)
@@ -83,7 +92,7 @@ class RouteTrace:
         if not 1 <= self.top_k <= self.num_experts:
             raise TraceError(f"{name}: top_k: {self.top_k} (1 to num_experts = {self.num_experts})")
         self._check_starts(name)
-        _check(name, "token_ids", self.token_ids, self.token_ids < 0, "0 or above")
+        _check(name, "token_ids", self.token_ids, self.token_ids < -1, "0 or above, -1 unknown")
         _check(name, "phase", self.phase, self.phase > DECODE, f"{PREFILL} prefill or {DECODE} decode")
         ids = self.expert_ids
         _check(name, "expert_ids", ids, (ids < 0) | (ids >= self.num_experts), f"0 to {self.num_experts - 1}")
@@ -93,14 +102,17 @@ class RouteTrace:
         if weights is not None:
             _check(name, "expert_weights", weights, ~np.isfinite(weights), "finite")
             _check(name, "expert_weights", weights, np.any(weights[..., 1:] > weights[..., :-1], -1), "descending")
-        if self.router_logits is not None:
-            _check(name, "router_logits", self.router_logits, np.isnan(self.router_logits), "not NaN")
+        for field in ("router_logits", "lookahead_logits"):
+            logits = getattr(self, field)
+            if logits is not None:
+                _check(name, field, logits, np.isnan(logits), "not NaN")
 
     def _check_starts(self, name: str) -> None:
         start = self.sequence_start
         if start.ndim != 1 or len(start) == 0 or start[0] != 0:
             raise TraceError(f"{name}: sequence_start: {start[:4].tolist()} (a vector that begins with 0)")
-        _check(name, "sequence_start", start[1:], start[1:] <= start[:-1], "ascending: no sequence is empty")
+        not_above = np.append(False, start[1:] <= start[:-1])
+        _check(name, "sequence_start", start, not_above, "ascending: no sequence is empty")
         if start[-1] != self.num_tokens:
             raise TraceError(f"{name}: sequence_start: ends with {start[-1]} (the {self.num_tokens} tokens)")
 
@@ -117,25 +129,34 @@ def write_route_trace(path: str | Path, trace: RouteTrace) -> None:
     }
     arrays = {field: getattr(trace, field) for field in _DTYPES if getattr(trace, field) is not None}
     contiguous = {field: np.ascontiguousarray(array) for field, array in arrays.items()}
-    save_file(contiguous, str(path), metadata={_META: json.dumps(header, sort_keys=True)})
+    content = save(contiguous, metadata={_META: json.dumps(header, sort_keys=True)})
+    # Without a time stamp, equal traces are equal files.
+    Path(path).write_bytes(gzip.compress(content, 9, mtime=0) if str(path).endswith(".gz") else content)
 
 
 def read_route_trace(path: str | Path) -> RouteTrace:
     """Raises TraceError for a file that is not a whole, valid trace; it names file, position and value."""
     name = str(path)
     try:
-        with safe_open(name, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        content = Path(path).read_bytes()
+        if name.endswith(".gz"):
+            content = gzip.decompress(content)
+        arrays = load(content)
+    except (OSError, EOFError, zlib.error, SafetensorError) as error:
         raise TraceError(f"{name}: {error}") from error
-    header = _parse_header(name, metadata.get(_META))
-    unknown, missing = arrays.keys() - _DTYPES.keys(), _DTYPES.keys() - arrays.keys() - set(_OPTIONAL)
+    header = _parse_header(name, _metadata(content).get(_META))
+    unknown, missing = arrays.keys() - _DTYPES.keys(), _DTYPES.keys() - arrays.keys() - set(OPTIONAL)
     if unknown or missing:
         raise TraceError(f"{name}: tensors missing: {sorted(missing)}, unknown: {sorted(unknown)}")
     trace = RouteTrace(**header, **arrays)
     trace.validate(name)
     return trace
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The metadata of a safetensors file that `load` has accepted: eight bytes of length, then JSON."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]).get("__metadata__") or {}
 
 
 def _parse_header(name: str, text: str | None) -> dict[str, Any]:

@@ -23,7 +23,20 @@ SURFACE = {
     "doctor": ["--dir", "--help", "--json"],
     "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
+    "trace import": [
+        "--help",
+        "--incomplete",
+        "--max-sequence",
+        "--max-tokens",
+        "--out",
+        "--seed",
+        "--task",
+        "--weights",
+        "FILE",
+    ],
     "trace info": ["--help", "--json", "FILE"],
+    "trace merge": ["--help", "--out", "FILE..."],
+    "trace split": ["--fraction", "--help", "--out", "--rest", "--seed", "FILE"],
 }
 
 

@@ -55,7 +55,7 @@ def test_round_trip(tmp_path: Path, dropped: tuple[str, ...]) -> None:
 
 BASE = make()
 BROKEN = [
-    ({"sequence_start": np.array([0, 3, 3, 7])}, r"sequence_start\[1\]: 3 \(ascending"),
+    ({"sequence_start": np.array([0, 3, 3, 7])}, r"sequence_start\[2\]: 3 \(ascending"),
     ({"sequence_start": np.array([1, 7])}, r"sequence_start: \[1, 7\] \(a vector that begins with 0"),
     ({"sequence_start": np.array([0, 6])}, r"sequence_start: ends with 6 \(the 7 tokens"),
     ({"phase": with_value(BASE.phase, 4, 2)}, r"phase\[4\]: 2 \(0 prefill or 1 decode"),

@@ -1,0 +1,22 @@
+"""Route traces by name: those that travel with the package, or files."""
+
+from pathlib import Path
+
+from smoe.core.errors import TraceError
+from smoe.core.route_trace import RouteTrace, read_route_trace
+
+_FOLDER = Path(__file__).parent.parent / "assets" / "traces"
+_SUFFIX = ".safetensors.gz"
+
+
+def packaged_names() -> list[str]:
+    return sorted(path.name.removesuffix(_SUFFIX) for path in _FOLDER.glob(f"*{_SUFFIX}"))
+
+
+def open_trace(name: str) -> RouteTrace:
+    """A packaged trace, or the file of that name. Raises TraceError."""
+    if name in packaged_names():
+        return read_route_trace(_FOLDER / f"{name}{_SUFFIX}")
+    if not Path(name).exists():
+        raise TraceError(f"{name}: no such file (nor one of the packaged traces {', '.join(packaged_names())})")
+    return read_route_trace(name)
