@@ -84,6 +84,11 @@ class RaySession:
                 _end_all(psutil.Process().children(recursive=True), self._servers)
             else:
                 ray.shutdown()
+            for server in self._servers:
+                # Semaphores of compiled graphs whose actors died; their names begin with the pid of the raylet.
+                for kind in ("hdr", "obj"):
+                    for path in Path("/dev/shm").glob(f"sem.{kind}{server.pid}-*"):
+                        path.unlink(missing_ok=True)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
