@@ -51,6 +51,9 @@ def command(
     record_fraction: Annotated[
         str | None, typer.Option("--record-fraction", metavar="X", help="Record this share of the prompts.")
     ] = None,
+    record_logits: Annotated[
+        bool, typer.Option("--record-logits", help="Router logits go into the route trace too.")
+    ] = False,
     in_process: options.InProcess = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print a JSON list, one object a prompt, and nothing else.")
@@ -71,6 +74,8 @@ def command(
         raise no_effect("logprobs", logprobs, "--json")
     if record_fraction is not None and record_routes is None:
         raise no_effect("record_fraction", record_fraction, "--record-routes")
+    if record_logits and record_routes is None:
+        raise no_effect("record_logits", record_logits, "--record-routes")
     config = EngineConfig(
         model=model,
         dtype=dtype_of(dtype),
@@ -79,6 +84,7 @@ def command(
         threads=integer("threads", threads),
         record_routes=record_routes,
         record_fraction=1.0 if record_fraction is None else number("record_fraction", record_fraction) or 0.0,
+        record_logits=record_logits,
     )
     prompts = _prompts(prompt, prompt_file, prompt_token_ids)
     return _run(config, prompts, params, distributed=not in_process, json=json)

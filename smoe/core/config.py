@@ -14,7 +14,8 @@ class EngineConfig:
     """`model` is a folder or `builtin`. Limits are in tokens; None takes the model's own or a size that fits.
 
     `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident.
-    `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests.
+    `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests; `record_logits` adds
+    the router logits to it.
     """
 
     model: str = "builtin"
@@ -28,6 +29,7 @@ class EngineConfig:
     seed: int = 0
     record_routes: str | None = None
     record_fraction: float = 1.0
+    record_logits: bool = False
 
     def __post_init__(self) -> None:
         from smoe.core.expert_memory import ExpertMemory
@@ -44,3 +46,5 @@ class EngineConfig:
                 raise ConfigError(name, value, "integer >= 1")
         if not 0.0 < self.record_fraction <= 1.0:
             raise ConfigError("record_fraction", self.record_fraction, "above 0 up to 1")
+        if self.record_logits and self.record_routes is None:
+            raise ConfigError("record_logits", self.record_logits, "has no effect without record_routes")

@@ -28,7 +28,8 @@ def build_runner(config: EngineConfig) -> Runner:
     plan = plan_memory(checkpoint, config)
     tokenizer = load_tokenizer(checkpoint.folder)
     info = model_info(checkpoint, plan, tokenizer)
-    recorder = None if config.record_routes is None else RouteRecorder(config.record_routes, info)
+    routes = config.record_routes
+    recorder = None if routes is None else RouteRecorder(routes, info, logits=config.record_logits)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     dtype = compute_dtype(checkpoint.spec, config)

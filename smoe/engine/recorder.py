@@ -15,29 +15,31 @@ from smoe.models.batch import RouteSink
 
 @dataclass(slots=True)
 class _Recorded:
-    """One sequence, a piece a step: token ids [n], phase [n], expert ids and weights [L, n, k]."""
+    """One sequence, a piece a step: token ids [n], phase [n], expert ids and weights [L, n, k], logits [L, n, E]."""
 
     token_ids: list[Array] = field(default_factory=list)
     phase: list[Array] = field(default_factory=list)
     ids: list[Array] = field(default_factory=list)
     weights: list[Array] = field(default_factory=list)
+    logits: list[Array] = field(default_factory=list)
 
 
 class RouteRecorder:
-    """Keeps the routes of spans marked `record` in memory (about 4 L k bytes a token) until `write`.
+    """Keeps the routes of spans marked `record` in memory (about 4 L k bytes a token, and 2 L E with logits) until
+    `write`.
 
     `begin` gives the sink for one forward, `commit` keeps what it saw; a forward that fails is not committed.
     """
 
-    def __init__(self, path: str | Path, info: ModelInfo) -> None:
+    def __init__(self, path: str | Path, info: ModelInfo, *, logits: bool = False) -> None:
         """Raises ConfigError when no file can be written at `path`, which otherwise would show only at the end."""
-        self._path, self._info = Path(path), info
+        self._path, self._info, self._logits = Path(path), info, logits
         if not self._path.parent.is_dir():
             raise ConfigError("record_routes", str(path), "a file in a folder that exists")
         self._layer_index = {layer: index for index, layer in enumerate(info.moe_layers)}
         self._sequences: list[_Recorded] = []
         self._current: dict[str, _Recorded] = {}
-        self._seen: dict[int, tuple[Array, Array]] = {}
+        self._seen: dict[int, tuple[Array, Array, Array | None]] = {}
 
     def begin(self, plan: StepPlan) -> RouteSink | None:
         """What to hand to the batch of this plan; None when nothing of it is to be recorded."""
@@ -62,8 +64,10 @@ class RouteRecorder:
             phase = DECODE if span.sample_index > 0 else PREFILL
             sequence.token_ids.append(np.array(span.token_ids, dtype=np.int32))
             sequence.phase.append(np.full(len(span.token_ids), phase, dtype=np.uint8))
-            sequence.ids.append(np.stack([ids[rows] for ids, _ in by_layer]))
-            sequence.weights.append(np.stack([weights[rows] for _, weights in by_layer]))
+            sequence.ids.append(np.stack([ids[rows] for ids, _, _ in by_layer]))
+            sequence.weights.append(np.stack([weights[rows] for _, weights, _ in by_layer]))
+            if self._logits:
+                sequence.logits.append(np.stack([logits[rows] for _, _, logits in by_layer if logits is not None]))
         self._seen = {}
 
     def write(self) -> None:
@@ -77,6 +81,7 @@ class RouteRecorder:
         token_ids = [np.concatenate(sequence.token_ids) for sequence in sequences]
         ids = np.concatenate([piece for sequence in sequences for piece in sequence.ids], axis=1)
         weights = np.concatenate([piece for sequence in sequences for piece in sequence.weights], axis=1)
+        logits = [piece for sequence in sequences for piece in sequence.logits]
         order = np.argsort(-weights, axis=-1, kind="stable")
         trace = RouteTrace(
             fingerprint=self._info.fingerprint,
@@ -88,9 +93,11 @@ class RouteRecorder:
             phase=np.concatenate([piece for sequence in sequences for piece in sequence.phase]),
             expert_ids=np.take_along_axis(ids, order, -1),
             expert_weights=np.take_along_axis(weights, order, -1),
+            router_logits=np.concatenate(logits, axis=1) if logits else None,
         )
         write_route_trace(self._path, trace)
 
-    def _see(self, layer: int, ids_TK: torch.Tensor, weights_TK: torch.Tensor, _logits_TE: torch.Tensor) -> None:
+    def _see(self, layer: int, ids_TK: torch.Tensor, weights_TK: torch.Tensor, logits_TE: torch.Tensor) -> None:
         ids = ids_TK.to("cpu", torch.int16, copy=True).numpy()
-        self._seen[layer] = (ids, weights_TK.to("cpu", torch.float16, copy=True).numpy())
+        logits = logits_TE.to("cpu", torch.float16, copy=True).numpy() if self._logits else None
+        self._seen[layer] = (ids, weights_TK.to("cpu", torch.float16, copy=True).numpy(), logits)

@@ -14,7 +14,7 @@ COMMON = ["--dtype", "--expert-memory", "--help", "--max-model-len", "--model"]
 SAMPLING = ["--max-tokens", "--seed", "--stop", "--temperature", "--top-k", "--top-p"]
 GENERATE = [
     *("--ignore-eos", "--in-process", "--json", "--logprobs", "--prompt", "--prompt-file", "--prompt-token-ids"),
-    *("--record-fraction", "--record-routes", "--threads"),
+    *("--record-fraction", "--record-logits", "--record-routes", "--threads"),
 ]
 SURFACE = {
     "generate": sorted([*COMMON, *SAMPLING, *GENERATE]),

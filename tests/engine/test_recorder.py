@@ -95,3 +95,31 @@ def test_a_request_with_a_numeric_error_keeps_the_rest_of_the_trace(tmp_path: Pa
     path = tmp_path / "routes.safetensors"
     record(path, [request("a", [3, 4], max_tokens=3), request("bad", [5, NAN_TOKEN])], budget=64)
     assert read_route_trace(path).num_sequences >= 1
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_logits_are_kept_when_asked_for(tmp_path: Path, wanted: bool) -> None:
+    path = tmp_path / "routes.safetensors"
+    recorder = RouteRecorder(path, INFO, logits=wanted)
+    logits_LTE = torch.arange(2 * 3 * 8).reshape(2, 3, 8) / 4
+    for past, count in ((0, 2), (2, 1)):
+        # A row of another request, which is not recorded, comes first.
+        spans = (
+            SpanPlan(request_id="b", state_slot=1, kv_start=9, past=past, token_ids=(1,)),
+            SpanPlan(request_id="a", state_slot=0, kv_start=0, past=past, token_ids=(3,) * count, record=True),
+        )
+        sink = recorder.begin(StepPlan(spans=spans))
+        assert sink is not None
+        for index, layer in enumerate(INFO.moe_layers):
+            rows_TE = torch.cat([torch.full((1, 8), 99.0), logits_LTE[index, past : past + count]])
+            ids_TK = torch.tensor([[1, 2]]).expand(1 + count, 2)
+            sink(layer, ids_TK, torch.full((1 + count, 2), 0.5), rows_TE)
+            rows_TE.zero_()
+        recorder.commit(StepPlan(spans=spans))
+    recorder.write()
+    found = read_route_trace(path).router_logits
+    if not wanted:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found == logits_LTE.numpy()).all()
