@@ -10,7 +10,10 @@ from tests.kernels.support import BF16, F32, F64, assert_close, poison_empty
 
 def rows_of(*spans: tuple[int, int, int]) -> Rows:
     """From (num_rows, kv_start, past) of each sequence."""
-    starts, positions, full, first = [], [], [], 0
+    starts: list[int] = []
+    positions: list[int] = []
+    full: list[tuple[int, int, int, int]] = []
+    first = 0
     for num, kv_start, past in spans:
         starts += [kv_start] * num
         positions += range(past, past + num)
@@ -68,7 +71,7 @@ def test_attention(
     k_cache, v_cache = poisoned_caches(rows, size + 70, kv_heads, d, dtype)
     poison_empty(monkeypatch)
     out = attention(qkv, None, None, rows, k_cache, v_cache)
-    q, k, v = qkv.view(num_rows, -1, d).split([heads, kv_heads, kv_heads], 1)
+    q, k, v = torch.split(qkv.view(num_rows, -1, d), [heads, kv_heads, kv_heads], 1)
     at = rows.kv_start_T + rows.pos_T
     assert torch.equal(k_cache[at], k)
     assert torch.equal(v_cache[at], v)
@@ -91,12 +94,12 @@ def test_norms_and_rotary_equal_the_twin(variant: str, dtype: torch.dtype, rotar
     attention = Attention(4, 2, 32, rotary_dim, 0.2, None, q_norm, k_norm)
     rows = rows_of((num_rows, 4, 17))
     angle = torch.rand(num_rows, rotary_dim // 2) * 6
-    tables = (angle.cos(), angle.sin()) if rotary_dim else (None, None)
+    cos, sin = (angle.cos(), angle.sin()) if rotary_dim else (None, None)
     qkv = torch.randn(num_rows, 8 * 32).to(dtype)
-    caches = poisoned_caches(rows, 100, 2, 32, dtype)
+    k_cache, v_cache = caches = poisoned_caches(rows, 100, 2, 32, dtype)
     theirs = [cache.clone() for cache in caches]
-    out = attention(qkv, *tables, rows, *caches)
-    expected = attention.reference(qkv, *tables, rows, theirs[0], theirs[1])
+    out = attention(qkv, cos, sin, rows, k_cache, v_cache)
+    expected = attention.reference(qkv, cos, sin, rows, theirs[0], theirs[1])
     assert_close(out, expected, dtype)
     written = rows.kv_start_T + rows.pos_T
     assert_close(caches[0][written], theirs[0][written], dtype)

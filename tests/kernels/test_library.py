@@ -65,7 +65,8 @@ def test_unknown_choice_is_named() -> None:
 def test_calls_from_several_threads(native_variant: str) -> None:
     """Scratch memory and thread pools belong to the calling thread."""
     layer, x = Linear(torch.randn(700, 300)), torch.randn(20, 300).to(torch.bfloat16)
-    expected, wrong = layer(x), []
+    expected = layer(x)
+    wrong: list[int] = []
 
     def work() -> None:
         wrong.extend(i for i in range(50) if not torch.equal(layer(x), expected))
