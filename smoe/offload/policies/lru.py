@@ -1,42 +1,47 @@
-"""Least recently used."""
+"""Least recently used, in two readings of what a prefetch is (spec P5: the choice decides how often it collides)."""
 
 from collections.abc import Sequence
 
-from smoe.offload.policies.eviction import Evictable
+from smoe.offload.policies.base import Deaf
+from smoe.offload.policies.order import Queue
+from smoe.offload.policies.protocols import Evictable, Key, Reason
 
 
-class LRU:
-    """Evicts the expert whose last use (or admission, if not used since) is longest ago, over the layers allowed.
+class LRU(Deaf):
+    """Evicts the expert whose last use is longest ago, over the layers allowed.
 
-    One dict a layer, in order of use, with the time: a victim among few layers costs no scan of the others.
+    With `prefetch_touch` a prefetch, or its confirmation, counts as a use. Without, a prefetched expert that has not
+    been used yet is older than every used one (those in order of arrival), so the next prefetch takes its slot.
     """
 
-    def __init__(self) -> None:
-        self._clock = 0
-        self._last_use: dict[int, dict[int, int]] = {}
+    def __init__(self, *, prefetch_touch: bool = True) -> None:
+        self._prefetch_touch = prefetch_touch
+        self._unused, self._used = Queue(), Queue()
 
-    def admit(self, layer: int, expert: int) -> None:
-        self._clock += 1
-        self._last_use.setdefault(layer, {})[expert] = self._clock
+    def admit(self, layer: int, expert: int, reason: Reason = Reason.DEMAND) -> None:
+        unused = reason is Reason.PREFETCH and not self._prefetch_touch
+        (self._unused if unused else self._used).append(layer, (expert,))
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
-        self._clock += 1
-        order = self._last_use[layer]
-        for expert in experts:
-            del order[expert]
-        order.update(dict.fromkeys(experts, self._clock))
+        if not self._prefetch_touch:
+            for expert in experts:
+                if (layer, expert) in self._unused:
+                    self._unused.remove(layer, expert)
+        self._used.append(layer, experts)
+
+    def confirm(self, layer: int, experts: Sequence[int]) -> None:
+        if self._prefetch_touch:
+            self._used.append(layer, experts)
 
     def forget(self, layer: int, expert: int) -> None:
-        del self._last_use[layer][expert]
+        (self._unused if (layer, expert) in self._unused else self._used).remove(layer, expert)
 
-    def victim(self, layers: Sequence[int], evictable: Evictable) -> tuple[int, int] | None:
-        best: tuple[int, int] | None = None
-        best_use = self._clock + 1
-        for layer in layers:
-            for expert, last_use in self._last_use.get(layer, {}).items():
-                if last_use >= best_use:
-                    break
-                if evictable(layer, expert):
-                    best, best_use = (layer, expert), last_use
-                    break
-        return best
+    def victim(
+        self,
+        layers: Sequence[int],
+        evictable: Evictable,
+        wanted: Key = (0, 0),
+        reason: Reason = Reason.DEMAND,
+    ) -> Key | None:
+        unused = self._unused.first(layers, evictable) if self._unused else None
+        return self._used.first(layers, evictable) if unused is None else unused

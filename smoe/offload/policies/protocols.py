@@ -148,5 +148,3 @@ class PolicySet:
     prefetch: Prefetch | None
     miss: MissPolicy
     admission: Admission | None
-
-
