@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -18,6 +19,7 @@ from smoe.kernels.cpu.build import LIBRARY
 
 Function = Callable[..., int]
 CHOICES = ("auto", "avx512", "avx2", "torch")
+MAX_THREADS = 64
 LEVELS = {"avx2": 1, "avx512": 2}
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 ERRORS: dict[int, tuple[type[Exception], str]] = {
@@ -103,23 +105,17 @@ class Library:
                 function = getattr(handle, f"smoe_{name}")
                 function.argtypes, function.restype = (c_int, *arguments), c_int
         self.level: int = self.released.smoe_cpu_level()
-        self._share_torch_threads()
+        self._start_workers()
 
-    def _share_torch_threads(self) -> None:
-        """Hands over libgomp's entry points; without them every call runs on one thread."""
-        path = _loaded_libgomp()
-        if path is None:
-            return
-        gomp = ctypes.CDLL(path)
-        entries = (gomp.GOMP_parallel, gomp.omp_get_thread_num, gomp.omp_get_num_threads)
-        self.released.smoe_set_gomp(*(ctypes.cast(entry, c_void_p) for entry in entries))
-
-
-def _loaded_libgomp() -> str | None:
-    """Path of the libgomp that torch has brought into this process; its own copy wins over the system's."""
-    with open("/proc/self/maps") as maps:
-        paths = sorted({line.split(maxsplit=5)[-1].strip() for line in maps if "libgomp" in line})
-    return min(paths, key=lambda path: "/torch/" not in path, default=None)
+    def _start_workers(self) -> None:
+        """One thread a core beside the caller's. They sleep in the library, and end with the process; a child made by
+        fork has none, and computes on one thread."""
+        count = min(len(os.sched_getaffinity(0)), MAX_THREADS) - 1
+        for index in range(count):
+            run = self.released.smoe_worker
+            threading.Thread(target=run, args=(index,), name=f"smoe-cpu-{index + 1}", daemon=True).start()
+        self.released.smoe_set_workers(count)
+        os.register_at_fork(after_in_child=lambda: self.released.smoe_set_workers(0))
 
 
 _library: Library | None = None

@@ -233,7 +233,7 @@ static void merge_item(const Args *a, Work *w, long t, long h)
     row_out(a, t, h, top, sum, w->total);
 }
 
-static void attention_body(void *args, const Team *team)
+static void attention_body(void *args, Team *team)
 {
     const Args *a = args;
     const long kv = a->att->num_kv_heads, H = a->att->num_heads;
@@ -242,14 +242,14 @@ static void attention_body(void *args, const Team *team)
     for (long i = 0; i < a->span; i++)
         memory += work_layout(memory, a->work_rows, a->att->head_dim, &w[i]);
     if (!a->alone) {
-        for (long i; (i = claim(team, 0)) < a->t;)
+        EACH_ITEM(i, team, 0, a->t)
             for (long g = 0; g < kv; g++)
                 row_in(a, i, g);
         team_barrier(team);
     }
     /* The rows of a run may start their windows in two neighbouring splits: one more item than a row has. */
     const long per_span = a->max_split ? a->max_split + 1 : 1, per_run = kv / a->span * per_span;
-    for (long i; (i = claim(team, 1)) < a->num_runs * per_run;) {
+    EACH_ITEM(i, team, 1, a->num_runs * per_run) {
         /* From the last run, whose context is the longest of its sequence. */
         const Run *run = &a->runs[a->num_runs - 1 - i / per_run];
         const long g0 = i % per_run / per_span * a->span, g1 = g0 + a->span;
@@ -261,7 +261,7 @@ static void attention_body(void *args, const Team *team)
     if (!a->max_split)
         return;
     team_barrier(team);
-    for (long i; (i = claim(team, 2)) < a->t * H;)
+    EACH_ITEM(i, team, 2, a->t * H)
         merge_item(a, w, i / H, i % H);
 }
 

@@ -62,37 +62,45 @@ typedef struct {
     Norm norm;            /* of each head's output */
 } Delta;
 
-/* What the threads of one parallel region share. */
+/* What the threads of one parallel region share: a work queue a phase, with the items that are finished. */
+enum { PHASES = 4 };
 typedef struct {
-    _Alignas(64) atomic_int arrived;
-    _Alignas(64) atomic_int generation;
     struct {
-        _Alignas(64) atomic_long next;
-    } queue[4]; /* one work queue a phase: the next unclaimed item */
+        _Alignas(64) atomic_long next, done;
+    } queue[PHASES];
 } Shared;
 
+/* One thread's part in a region. A thread may come late or not at all: whoever is there claims the items, and a
+   barrier waits for items and not for threads, so a thread that the system does not run delays nobody. */
 typedef struct {
     Shared *shared;
-    int tid, n;
+    int tid, n;         /* tid < n; scratch memory is laid out for n threads */
+    int holding;        /* an item of phase `held` is claimed and not yet reported */
+    int held;
+    long total[PHASES]; /* items of the phases seen so far */
 } Team;
 
-typedef void (*Body)(void *args, const Team *team);
+typedef void (*Body)(void *args, Team *team);
 
 void team_run(int n, Body body, void *args);
-void team_barrier(const Team *team);
+void team_barrier(Team *team); /* all items of the phases that this thread has claimed from are finished */
 int team_size(int threads, double work); /* 1 if a region costs more than it saves on `work` multiply-adds */
 void *scratch(size_t bytes); /* per calling thread, kept until a larger request; 64-byte aligned; NULL: out of memory */
 
-static inline long claim(const Team *team, int phase)
+/* The next item of a phase, `total` or above when there is none left; reports the one claimed before as finished. */
+static inline long claim(Team *team, int phase, long total)
 {
-    if (team->n == 1) /* uncontended: skip the locked instruction */
-    {
-        long i = atomic_load_explicit(&team->shared->queue[phase].next, memory_order_relaxed);
-        atomic_store_explicit(&team->shared->queue[phase].next, i + 1, memory_order_relaxed);
-        return i;
-    }
-    return atomic_fetch_add_explicit(&team->shared->queue[phase].next, 1, memory_order_relaxed);
+    if (team->n == 1)
+        return team->total[phase]++;
+    if (team->holding)
+        atomic_fetch_add_explicit(&team->shared->queue[team->held].done, 1, memory_order_release);
+    long i = atomic_fetch_add_explicit(&team->shared->queue[phase].next, 1, memory_order_relaxed);
+    team->holding = i < total, team->held = phase, team->total[phase] = total;
+    return i;
 }
+
+#define EACH_ITEM(i, team, phase, items)                                                                                  \
+    for (long i, end_##i = (items); (i = claim(team, phase, end_##i)) < end_##i;)
 
 static inline long min_l(long a, long b) { return a < b ? a : b; }
 static inline long max_l(long a, long b) { return a > b ? a : b; }

@@ -197,26 +197,26 @@ static void gated_norm(const Args *a, long t)
     }
 }
 
-static void delta_body(void *args, const Team *team)
+static void delta_body(void *args, Team *team)
 {
     const Args *a = args;
     const Delta *d = a->net;
     const long slices = (a->channels + CHANNELS - 1) / CHANNELS, blocks = (d->value_dim + COLUMNS - 1) / COLUMNS;
     float *block = a->blocks + team->tid * d->key_dim * COLUMNS;
-    for (long i; (i = claim(team, 0)) < a->num_spans * slices;) {
+    EACH_ITEM(i, team, 0, a->num_spans * slices) {
         const long c = i % slices * CHANNELS;
         convolve(a, a->spans + i / slices * 4, c, min_l(a->channels, c + CHANNELS));
     }
     team_barrier(team);
-    for (long t; (t = claim(team, 1)) < a->t;)
+    EACH_ITEM(t, team, 1, a->t)
         prepare_token(a, t);
     team_barrier(team);
-    for (long i; (i = claim(team, 2)) < a->num_spans * d->value_heads * blocks;) {
+    EACH_ITEM(i, team, 2, a->num_spans * d->value_heads * blocks) {
         const long c = i % blocks * COLUMNS, h = i / blocks % d->value_heads;
         recur_columns(a, a->spans + i / (blocks * d->value_heads) * 4, h, c, min_l(d->value_dim, c + COLUMNS), block);
     }
     team_barrier(team);
-    for (long t; (t = claim(team, 3)) < a->t;)
+    EACH_ITEM(t, team, 3, a->t)
         gated_norm(a, t);
 }
 

@@ -32,14 +32,14 @@ static void finish_row(const Args *a, const float *sum, long row, long n0, long 
     }
 }
 
-static void linear_body(void *args, const Team *team)
+static void linear_body(void *args, Team *team)
 {
     const Args *a = args;
     const Linear *lin = a->lin;
     const float *x = prepare(&a->prep, team, 0);
     float sums[RMAX * CHUNK_MAX];
     long num_chunks = (lin->n + a->chunk - 1) / a->chunk;
-    for (long c; (c = claim(team, 1)) < num_chunks;) {
+    EACH_ITEM(c, team, 1, num_chunks) {
         long n0 = c * a->chunk, n1 = min_l(n0 + a->chunk, lin->n), ldw = lin->ld;
         const void *w = offset(lin->weight, lin->wtype, n0 * ldw);
         int wtype = lin->wtype;

@@ -141,21 +141,21 @@ static void unfold(const Args *a, Work *w, long h, long t, int R)
         narrow(w->rows + r * V, V, a->xtype, (char *)a->out + (size_t)(((t + r) * H + h) * V) * type_size(a->xtype));
 }
 
-static void mla_body(void *args, const Team *team)
+static void mla_body(void *args, Team *team)
 {
     const Args *a = args;
     const long H = a->mla->num_heads, t = a->t1 - a->t0, row_tiles = (t + RMAX - 1) / RMAX, head_tiles = (H + RMAX - 1) / RMAX;
     Work w;
     work_layout(a->work + (size_t)team->tid * a->work_bytes, a->mla, &w);
-    for (long i; (i = claim(team, 0)) < t;)
+    EACH_ITEM(i, team, 0, t)
         cache_row(a, &w, a->t0 + i);
-    for (long i; (i = claim(team, 1)) < H * row_tiles;)
+    EACH_ITEM(i, team, 1, H * row_tiles)
         absorb(a, &w, i / row_tiles, a->t0 + i % row_tiles * RMAX, (int)min_l(RMAX, t - i % row_tiles * RMAX));
     team_barrier(team);
-    for (long i; (i = claim(team, 2)) < t * head_tiles;) /* from the last row, whose context is the longest */
+    EACH_ITEM(i, team, 2, t * head_tiles) /* from the last row, whose context is the longest */
         attend(a, &w, a->t1 - 1 - i / head_tiles, i % head_tiles * RMAX, (int)min_l(RMAX, H - i % head_tiles * RMAX));
     team_barrier(team);
-    for (long i; (i = claim(team, 3)) < H * row_tiles;)
+    EACH_ITEM(i, team, 3, H * row_tiles)
         unfold(a, &w, i / row_tiles, a->t0 + i % row_tiles * RMAX, (int)min_l(RMAX, t - i % row_tiles * RMAX));
 }
 

@@ -165,29 +165,29 @@ static void combine_item(const Combine *c, long t, long d0, long d1)
     }
 }
 
-static void combine_items(const Combine *c, const Team *team, int queue)
+static void combine_items(const Combine *c, Team *team, int queue)
 {
     long piece = c->t >= 4 * team->n ? c->d : 512, per_row = (c->d + piece - 1) / piece;
-    for (long i; (i = claim(team, queue)) < c->t * per_row;) {
+    EACH_ITEM(i, team, queue, c->t * per_row) {
         long d0 = i % per_row * piece;
         combine_item(c, i / per_row, d0, min_l(d0 + piece, c->d));
     }
 }
 
-static void moe_body(void *args, const Team *team)
+static void moe_body(void *args, Team *team)
 {
     const Args *a = args;
     const long D = a->table->hidden, F = a->table->ffn;
     float *wide = (float *)(a->wide + (size_t)team->tid * a->wide_bytes);
     const float *x = prepare(&a->prep, team, 0);
     long per_group = (F + a->up_chunk - 1) / a->up_chunk;
-    for (long i; (i = claim(team, 1)) < a->num_groups * per_group;) {
+    EACH_ITEM(i, team, 1, a->num_groups * per_group) {
         long f0 = i % per_group * a->up_chunk;
         up_item(a, &a->groups[i / per_group], x, f0, min_l(f0 + a->up_chunk, F), wide);
     }
     team_barrier(team);
     per_group = (D + a->down_chunk - 1) / a->down_chunk;
-    for (long i; (i = claim(team, 2)) < a->num_groups * per_group;) {
+    EACH_ITEM(i, team, 2, a->num_groups * per_group) {
         long d0 = i % per_group * a->down_chunk;
         down_item(a, &a->groups[i / per_group], d0, min_l(d0 + a->down_chunk, D), wide);
     }
@@ -278,7 +278,7 @@ int FN(moe)(int threads, const Table *table, const void *x, int xtype, int64_t t
     return OK;
 }
 
-static void combine_body(void *args, const Team *team) { combine_items(args, team, 0); }
+static void combine_body(void *args, Team *team) { combine_items(args, team, 0); }
 
 int FN(combine)(int threads, const float *pairs, int64_t t, int64_t k, int64_t d, const int32_t *ids, const float *weights,
                 const void *residual, int rtype, void *y, int ytype)

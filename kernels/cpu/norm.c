@@ -41,7 +41,7 @@ static void prepare_row(const Prepare *p, long t, float *y)
     widen_rows(x, p->d, 1, p->d, y);
 }
 
-const float *prepare(const Prepare *p, const Team *team, int queue)
+const float *prepare(const Prepare *p, Team *team, int queue)
 {
     if (prepare_nothing(p))
         return p->x;
@@ -51,7 +51,7 @@ const float *prepare(const Prepare *p, const Team *team, int queue)
             prepare_row(p, t, own + t * p->d);
         return own;
     }
-    for (long t; (t = claim(team, queue)) < p->t;)
+    EACH_ITEM(t, team, queue, p->t)
         prepare_row(p, t, p->memory + t * p->d);
     team_barrier(team);
     return p->memory;
@@ -66,11 +66,11 @@ typedef struct {
     float *rows; /* [n, d] */
 } NormArgs;
 
-static void norm_body(void *args, const Team *team)
+static void norm_body(void *args, Team *team)
 {
     const NormArgs *a = args;
     float *row = a->rows + team->tid * a->d;
-    for (long t; (t = claim(team, 0)) < a->t;) {
+    EACH_ITEM(t, team, 0, a->t) {
         norm_row(a->norm, offset(a->x, a->xtype, t * a->d), a->xtype, a->d, row);
         for (long i = 0; i < a->d; i += LANES) {
             int n = (int)min_l(LANES, a->d - i);

@@ -25,4 +25,4 @@ static inline size_t prepare_bytes(const Prepare *p, int n)
 }
 
 /* Returns x as fp32 rows [t, d], the same values in every thread. Uses the given work queue. */
-const float *prepare(const Prepare *p, const Team *team, int queue);
+const float *prepare(const Prepare *p, Team *team, int queue);

@@ -2,9 +2,12 @@
 #define _GNU_SOURCE
 #include "common.h"
 #include <immintrin.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define PUBLIC __attribute__((visibility("default")))
 
@@ -13,72 +16,148 @@
 #endif
 PUBLIC const char *smoe_source_hash(void) { return "smoe-source-hash:" SOURCE_HASH; }
 
-/* ---- threads: libgomp's pool, the one that torch already runs, found by the loader in this process ---- */
+/* ---- threads: a pool that is fed by the calling thread, which never waits for one to wake up ----
 
-typedef void (*GompParallel)(void (*)(void *), void *, unsigned, unsigned);
-static GompParallel gomp_parallel;
-static int (*gomp_thread_num)(void), (*gomp_num_threads)(void);
-
-PUBLIC void smoe_set_gomp(void *parallel, void *thread_num, void *num_threads)
-{
-    gomp_parallel = (GompParallel)parallel;
-    gomp_thread_num = (int (*)(void))thread_num;
-    gomp_num_threads = (int (*)(void))num_threads;
-}
+   state: epoch << 16 | OPEN | number of pool threads inside the region. The caller publishes a job under a new
+   epoch, works on it itself, closes it, and returns when those that joined have left. A pool thread that comes while
+   it is open joins; one that comes later waits for the next. Threads spin for a while between regions (layers
+   follow each other within microseconds), then sleep. The loader creates them; each runs smoe_worker for good. */
 
 #define MAX_THREADS 64
-#define REGION_WORK 4e5 /* about 20 us on one core; a region costs 2, and far more where cores are oversubscribed */
+#define REGION_WORK 1e5
+#define OPEN 0x8000u
+#define IDLE_SPINS 20000 /* about 100 us */
+
+typedef struct {
+    _Alignas(64) atomic_int sleeping;
+} Worker;
+
+static Worker workers[MAX_THREADS];
+static atomic_int num_workers;
+static _Alignas(64) atomic_uint_fast64_t state;
+static _Alignas(64) atomic_flag busy = ATOMIC_FLAG_INIT;
+static struct {
+    Body body;
+    void *args;
+    int n;
+    Shared shared;
+} job;
+
+static void futex(atomic_int *word, int operation, int value)
+{
+    syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
+}
 
 int team_size(int threads, double work)
 {
-    if (!gomp_parallel || work < REGION_WORK)
+    if (work < REGION_WORK)
         return 1;
-    return threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
+    int most = atomic_load_explicit(&num_workers, memory_order_relaxed) + 1;
+    return threads < 1 ? 1 : threads > most ? most : threads;
 }
 
-typedef struct {
-    Body body;
-    void *args;
-    Shared shared;
-} Job;
-
-static void job_main(void *data)
+/* Runs until the process ends; `index` counts from 0. */
+PUBLIC int smoe_worker(int index)
 {
-    Job *job = data;
-    /* The pool may grant fewer threads than were asked for (nesting, limits). */
-    Team team = {&job->shared, gomp_thread_num(), gomp_num_threads()};
-    job->body(job->args, &team);
+    Worker *self = &workers[index];
+    uint64_t seen = atomic_load(&state) >> 16;
+    for (;;) {
+        uint64_t now;
+        unsigned spins = 0;
+        while ((now = atomic_load_explicit(&state, memory_order_acquire)) >> 16 == seen) {
+            if (spins++ < IDLE_SPINS) {
+                _mm_pause();
+                continue;
+            }
+            atomic_store(&self->sleeping, 1);
+            if (atomic_load(&state) >> 16 == seen)
+                futex(&self->sleeping, FUTEX_WAIT, 1);
+            atomic_store(&self->sleeping, 0);
+            spins = 0;
+        }
+        seen = now >> 16;
+        while ((now & OPEN) && !atomic_compare_exchange_weak(&state, &now, now + 1))
+            ;
+        if (!(now & OPEN))
+            continue;
+        seen = now >> 16; /* the one that was joined, which may be newer than the one that was noticed */
+        if (index + 1 < job.n) {
+            Team team = {.shared = &job.shared, .tid = index + 1, .n = job.n};
+            job.body(job.args, &team);
+        }
+        atomic_fetch_sub_explicit(&state, 1, memory_order_release);
+    }
+    return OK;
+}
+
+/* How many threads run smoe_worker; 0 in a child process that has lost them. */
+PUBLIC void smoe_set_workers(int count)
+{
+    atomic_store(&num_workers, count < MAX_THREADS ? count : MAX_THREADS - 1);
+    if (count == 0) {
+        atomic_store(&state, 0);
+        atomic_flag_clear(&busy);
+    }
+}
+
+static void wait_while(int (*condition)(const void *), const void *what)
+{
+    for (unsigned spins = 0; condition(what); spins++) {
+        if (spins < 4000)
+            _mm_pause();
+        else
+            sched_yield(); /* the thread that is waited for may need this very core */
+    }
+}
+
+static int someone_inside(const void *unused)
+{
+    (void)unused;
+    return (atomic_load_explicit(&state, memory_order_acquire) & (OPEN - 1)) != 0;
 }
 
 void team_run(int n, Body body, void *args)
 {
-    Job job = {.body = body, .args = args};
-    memset(&job.shared, 0, sizeof job.shared);
-    if (n > 1) {
-        gomp_parallel(job_main, &job, (unsigned)n, 0);
-    } else {
-        Team team = {&job.shared, 0, 1};
+    /* Another thread of this process may be in a region; then this one works alone. */
+    if (n == 1 || atomic_flag_test_and_set_explicit(&busy, memory_order_acquire)) {
+        Team team = {.n = 1};
         body(args, &team);
+        return;
     }
+    job.body = body, job.args = args, job.n = n;
+    memset(&job.shared, 0, sizeof job.shared);
+    uint64_t epoch = (atomic_load_explicit(&state, memory_order_relaxed) >> 16) + 1;
+    atomic_store(&state, epoch << 16 | OPEN);
+    for (int i = 0; i < n - 1; i++)
+        if (atomic_load(&workers[i].sleeping)) {
+            atomic_store(&workers[i].sleeping, 0);
+            futex(&workers[i].sleeping, FUTEX_WAKE, 1);
+        }
+    Team team = {.shared = &job.shared, .n = n};
+    body(args, &team);
+    atomic_fetch_and(&state, ~(uint64_t)OPEN);
+    wait_while(someone_inside, NULL);
+    atomic_flag_clear_explicit(&busy, memory_order_release);
 }
 
-void team_barrier(const Team *team)
+static int unfinished(const void *what)
+{
+    const Team *team = what;
+    for (int phase = 0; phase < PHASES; phase++)
+        if (atomic_load_explicit(&team->shared->queue[phase].done, memory_order_acquire) < team->total[phase])
+            return 1;
+    return 0;
+}
+
+void team_barrier(Team *team)
 {
     if (team->n == 1)
         return;
-    Shared *s = team->shared;
-    int generation = atomic_load_explicit(&s->generation, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&s->arrived, 1, memory_order_acq_rel) == team->n - 1) {
-        atomic_store_explicit(&s->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&s->generation, generation + 1, memory_order_release);
-        return;
+    if (team->holding) {
+        atomic_fetch_add_explicit(&team->shared->queue[team->held].done, 1, memory_order_release);
+        team->holding = 0;
     }
-    for (unsigned spins = 0; atomic_load_explicit(&s->generation, memory_order_acquire) == generation; spins++) {
-        if (spins < 4000)
-            _mm_pause();
-        else
-            sched_yield(); /* the other thread may be waiting for this very core */
-    }
+    wait_while(unfinished, team);
 }
 
 /* ---- scratch ---- */

@@ -9,14 +9,14 @@ typedef struct {
     float *partial; /* per thread, a cache line apart */
 } Args;
 
-static void stream_body(void *args, const Team *team)
+static void stream_body(void *args, Team *team)
 {
     const Args *a = args;
     vf sum[8];
     for (int j = 0; j < 8; j++)
         sum[j] = v_zero();
-    for (long i; (i = claim(team, 0) * PIECE) < a->n;)
-        for (long end = min_l(a->n, i + PIECE); i + 8 * LANES <= end; i += 8 * LANES)
+    EACH_ITEM(piece, team, 0, (a->n + PIECE - 1) / PIECE)
+        for (long i = piece * PIECE, end = min_l(a->n, i + PIECE); i + 8 * LANES <= end; i += 8 * LANES)
             for (int j = 0; j < 8; j++) {
                 _mm_prefetch((const char *)(a->x + i + j * LANES) + 8192, _MM_HINT_T1);
                 sum[j] = v_add(sum[j], v_load(a->x + i + j * LANES));

@@ -54,12 +54,12 @@ static void topk_row(const Args *a, long t, float *weight, float *key)
             out[j] /= chosen;
 }
 
-static void topk_body(void *args, const Team *team)
+static void topk_body(void *args, Team *team)
 {
     const Args *a = args;
     const long padded = (a->e + LANES - 1) / LANES * LANES;
     float *weight = a->rows + 2 * padded * team->tid;
-    for (long t; (t = claim(team, 0)) < a->t;)
+    EACH_ITEM(t, team, 0, a->t)
         topk_row(a, t, weight, weight + padded);
 }
 
