@@ -9,8 +9,8 @@ from smoe.kernels import native
 def topk_softmax(logits_TE: Tensor, k: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """logits_TE [T, E] -> ids_TK i32 and weights_TK f32, by descending weight, ties to the lowest id.
 
-    Weights are softmax over all E; `normalize` divides them by the sum of the chosen. Rows with NaN yield NaN weights
-    and distinct ids in range.
+    Weights are softmax over all E; `normalize` divides them by the sum of the chosen. A row whose logits are not
+    all finite gets NaN weights, and distinct ids in range.
     """
     lib = native.library()
     if lib is None or not logits_TE.is_cpu:
@@ -41,7 +41,8 @@ def topk_softmax_ref(logits_TE: Tensor, k: int, normalize: bool) -> tuple[Tensor
     """The torch twin."""
     if not 0 < k <= logits_TE.shape[1]:
         raise ValueError(f"topk_softmax: k={k} of {logits_TE.shape[1]} experts")
-    weights_TE = logits_TE.float().softmax(-1)
+    logits_TE = logits_TE.float()
+    weights_TE = logits_TE.softmax(-1).where(logits_TE.isfinite().all(-1, keepdim=True), torch.nan)
     keys_TE = weights_TE.nan_to_num(nan=-1.0)
     ids_TK = keys_TE.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     weights_TK = weights_TE.gather(1, ids_TK)

@@ -17,15 +17,17 @@ static void topk_row(const Args *a, long t, float *weight, float *key)
     float top = -__builtin_inff();
     for (long i = 0; i < E; i++)
         top = logits[i] > top ? logits[i] : top;
-    vf sum = v_zero();
+    vf sum = v_zero(), finite = v_zero(); /* x - x is 0, or NaN if x is not finite */
     for (long i = 0; i < E; i += LANES) {
         int n = (int)min_l(LANES, E - i);
-        vf v = v_sub(n == LANES ? v_load(logits + i) : v_load_n(logits + i, n), v_set1(top));
+        vf v = n == LANES ? v_load(logits + i) : v_load_n(logits + i, n);
+        finite = v_add(finite, v_sub(v, v));
+        v = v_sub(v, v_set1(top));
         v = v_window(v_exp(v), v_zero(), 0, n);
         v_store(weight + i, v);
         sum = v_add(sum, v);
     }
-    vf total = v_set1(v_sum(sum));
+    vf total = v_set1(v_sum(sum) + v_sum(finite));
     for (long i = 0; i < padded; i += LANES) {
         vf w = v_div(v_load(weight + i), total);
         v_store(weight + i, w);
