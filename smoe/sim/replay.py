@@ -1,0 +1,100 @@
+"""The loop: a trace through a Planner, in virtual time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from smoe.core.route_trace import RouteTrace
+from smoe.offload.cache import View
+from smoe.offload.planner import PlannedPass, Planner
+from smoe.offload.policies.protocols import Routing
+from smoe.sim.compute import ComputeModel
+from smoe.sim.forwards import Span
+from smoe.sim.link import Link
+
+
+class Replay:
+    """Makes the calls that the engine makes, in the order that Planner asks for. `now` is the virtual time in seconds.
+
+    What the engine's store does in its own time the link does here: with transfers that take no time, both deliver in
+    the order of `begin`, and all counts are equal.
+    """
+
+    def __init__(self, trace: RouteTrace, planner: Planner, link: Link, compute: ComputeModel) -> None:
+        self.now = self.wait_s = 0.0
+        self.cancelled = self.forwards = 0
+        self._planner, self._link, self._compute = planner, link, compute
+        self._layers = trace.layers
+        self._ids = list(trace.expert_ids.astype(np.int32))
+        self._weights = _by_layer(trace.expert_weights, np.float32, len(trace.layers))
+        self._logits = _by_layer(trace.router_logits, np.float32, len(trace.layers))
+        self._lookahead = _by_layer(trace.lookahead_logits, np.float16, len(trace.layers))
+        self._token_ids = trace.token_ids
+
+    def forward(self, spans: Sequence[Span]) -> None:
+        """One pass over all layers for the rows of `spans`."""
+        planner, link = self._planner, self._link
+        layer_s, row_s = self._compute.layer_s, self._compute.row_s
+        rows: Any = slice(*spans[0]) if len(spans) == 1 else np.concatenate([np.arange(*span) for span in spans])
+        token_ids = self._token_ids[rows]
+        single = len(token_ids) == 1
+        self.forwards += 1
+        planner.begin_forward()
+        for index, layer in enumerate(self._layers):
+            self.now += layer_s
+            if link.busy:
+                for view in link.arrivals(self.now):
+                    planner.arrived(view)
+            ids, weights = self._ids[index][rows], self._weights[index]
+            logits, lookahead = self._logits[index], self._lookahead[index]
+            run = planner.begin_pass(
+                Routing(
+                    layer=layer,
+                    ids=ids,
+                    weights=None if weights is None else weights[rows],
+                    logits=None if logits is None else logits[rows],
+                    token_ids=token_ids,
+                ),
+                lookahead[rows] if lookahead is not None and planner.wants_lookahead(layer) else None,
+            )
+            if run is None:
+                self.now += ids.size * row_s
+                continue
+            if run.decision is not None:
+                ids = run.decision.ids
+            self._run(run, None if single else np.bincount(ids.ravel()).tolist())
+
+    def _run(self, run: PlannedPass, rows_of: list[int] | None) -> None:
+        """One pass; `rows_of` counts rows by expert, None: one each."""
+        planner, link, row_s = self._planner, self._link, self._compute.row_s
+        for view in run.stale:
+            if link.try_cancel(view):
+                self.cancelled += 1
+                planner.failed(view)
+        link.hurry(run.late)
+        self._begin(run.start())
+        self.now += row_s * (len(run.hits) if rows_of is None else sum([rows_of[view.expert] for view in run.hits]))
+        self._begin(run.retire_hits())
+        while run.unfinished:
+            arrives = link.next_arrival_s()
+            if arrives > self.now:
+                self.wait_s += arrives - self.now
+                self.now = arrives
+            for view in link.arrivals(self.now):
+                if not run.awaits(view):
+                    planner.arrived(view)
+                    self._begin(run.resume())
+                    continue
+                run.arrived(view)
+                self.now += row_s if rows_of is None else row_s * rows_of[view.expert]
+                self._begin(run.retire([view]))
+
+    def _begin(self, views: Sequence[View]) -> None:
+        link, now = self._link, self.now
+        for view in views:
+            link.begin(view, now, background=self._planner.is_background(view))
+
+
+def _by_layer(array: Any, dtype: Any, layers: int) -> list[Any]:
+    return [None] * layers if array is None else list(array.astype(dtype))

@@ -1,0 +1,140 @@
+"""One trace, one combination of policies, one capacity: what the engine would have counted."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from smoe.core.errors import ConfigError
+from smoe.core.expert_memory import ExpertMemory
+from smoe.core.route_trace import RouteTrace
+from smoe.core.stats import ExpertStats
+from smoe.offload.cache import Residency
+from smoe.offload.planner import Planner
+from smoe.offload.policies.catalog import Geometry
+from smoe.offload.policies.spec import PolicySpec, parse_policies
+from smoe.sim.compute import ComputeModel
+from smoe.sim.forwards import MODES, Mode, forwards
+from smoe.sim.link import Link, LinkModel
+from smoe.sim.replay import Replay
+from smoe.sim.result import SimResult
+
+Pool = Literal["layer", "shared"]
+POOLS: tuple[Pool, ...] = ("layer", "shared")
+
+
+def simulate(
+    trace: RouteTrace,
+    policy: str | PolicySpec,
+    capacity: str | ExpertMemory,
+    *,
+    link: LinkModel | None = None,
+    compute: ComputeModel | None = None,
+    expert_bytes: int | None = None,
+    pool: Pool = "layer",
+    mode: Mode = "recorded",
+    batch: int = 1,
+    max_background: int | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> SimResult:
+    """Replays the whole trace from an empty cache.
+
+    `capacity` is what `expert_memory` is to the engine (more than all experts is all of them); `pool` says whether its
+    slots are dealt to the layers evenly or shared above one a layer. `expert_bytes` is the size of one expert: needed
+    for a capacity in bytes, and for a link. Without a link transfers take no time and there are no times in the result.
+    `on_progress` gets the tokens done so far. Raises ConfigError.
+    """
+    spec = parse_policies(policy) if isinstance(policy, str) else policy
+    memory = ExpertMemory.parse(capacity, "capacity") if isinstance(capacity, str) else capacity
+    num_slots = slots_of(trace, memory, expert_bytes)
+    _check(trace, spec, link, compute, expert_bytes, mode, batch)
+    layers = trace.layers
+    geometry = Geometry(layers=layers, num_experts=trace.num_experts, top_k=trace.top_k)
+    policies = spec.build(geometry, seed=seed)
+    floor = num_slots // len(layers) if pool == "layer" else 1
+    residency = Residency(num_slots, layers, policies.eviction, floor=floor)
+    planner = Planner(residency, policies, layers, max_background=max_background or num_slots)
+    transfer_s = 0.0 if link is None or expert_bytes is None else link.transfer_s(expert_bytes)
+    compute = compute or ComputeModel()
+    planner.fetch_s, planner.compute_s = transfer_s, compute.row_s
+    wire = Link(transfer_s)
+    replay = Replay(trace, planner, wire, compute)
+    done = 0
+    for spans in forwards(trace, mode, batch):
+        replay.forward(spans)
+        if on_progress is not None:
+            done += sum(end - start for start, end in spans)
+            on_progress(done)
+    for view in wire.arrivals(float("inf")):
+        planner.arrived(view)
+    residency.check_idle()
+    stats = ExpertStats(
+        hits=residency.hits,
+        late=residency.late,
+        cold_misses=residency.cold_misses,
+        collision_misses=residency.collision_misses,
+        compulsory_misses=residency.compulsory_misses,
+        prefetched=residency.prefetched,
+        prefetch_used=residency.prefetch_used,
+        wasted=residency.wasted,
+        admitted=residency.admitted,
+        evictions=residency.evictions,
+        substituted=planner.substituted,
+        substituted_mass=planner.substituted_mass,
+        bytes_moved=wire.started * (expert_bytes or 0),
+        wait_s=replay.wait_s,
+        budget_bytes=num_slots * (expert_bytes or 0),
+        peak_bytes=residency.peak_used * (expert_bytes or 0),
+    )
+    return SimResult(
+        policy=str(spec),
+        capacity=capacity if isinstance(capacity, str) else f"{memory.value:g} {memory.kind}",
+        pool=pool,
+        mode=mode,
+        batch=batch,
+        num_slots=num_slots,
+        num_layers=len(layers),
+        num_experts=trace.num_experts,
+        forwards=replay.forwards,
+        tokens=trace.num_tokens,
+        experts=stats,
+        transfers=wire.started,
+        cancelled=replay.cancelled,
+        seconds=None if link is None else replay.now,
+        link_busy_share=None if link is None else wire.busy_s / replay.now,
+    )
+
+
+def slots_of(trace: RouteTrace, memory: ExpertMemory, expert_bytes: int | None) -> int:
+    """Raises ConfigError for a capacity below one expert a layer, or in bytes without the size of an expert."""
+    if memory.kind == "auto":
+        raise ConfigError("capacity", "auto", "slots a layer, a fraction or bytes: no memory is asked in a simulation")
+    if memory.kind == "bytes" and expert_bytes is None:
+        raise ConfigError("expert_bytes", None, "the size of one expert, for a capacity in bytes")
+    return memory.slots(
+        num_layers=len(trace.layers),
+        num_experts=trace.num_experts,
+        slot_bytes=expert_bytes or 1,
+        free_bytes=0,
+        field="capacity",
+    )
+
+
+def _check(
+    trace: RouteTrace,
+    spec: PolicySpec,
+    link: LinkModel | None,
+    compute: ComputeModel | None,
+    expert_bytes: int | None,
+    mode: Mode,
+    batch: int,
+) -> None:
+    if mode not in MODES:
+        raise ConfigError("mode", mode, f"one of {', '.join(MODES)}")
+    if batch < 1:
+        raise ConfigError("batch", batch, "integer >= 1")
+    if link is not None and expert_bytes is None:
+        raise ConfigError("expert_bytes", None, "the size of one expert, for a link")
+    if compute is not None and link is None:
+        raise ConfigError("compute", str(compute), "has no effect without a link")
+    if not trace.num_tokens:
+        raise ConfigError("trace", "0 tokens", "at least one token")
