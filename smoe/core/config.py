@@ -6,6 +6,7 @@ from typing import Literal
 from smoe.core.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16"]
+DEFAULT_POLICY = "evict=lru,prefetch=none,miss=wait"
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -13,7 +14,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 class EngineConfig:
     """`model` is a folder or `builtin`. Limits are in tokens; None takes the model's own or a size that fits.
 
-    `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident.
+    `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident, and then another
+    `expert_policy` (read by smoe.offload.policies.spec) than the default is refused, having no effect.
     `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests; `record_logits` adds
     the router logits to it.
     """
@@ -22,6 +24,7 @@ class EngineConfig:
     dtype: DType = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     expert_memory: str = "all"
+    expert_policy: str = DEFAULT_POLICY
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
@@ -36,7 +39,10 @@ class EngineConfig:
 
         if self.dtype not in DTYPES:
             raise ConfigError("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        ExpertMemory.parse(self.expert_memory)
+        memory = ExpertMemory.parse(self.expert_memory)
+        if memory.kind == "all" and self.expert_policy != DEFAULT_POLICY:
+            limit = "only with expert_memory below `all`: with every expert resident it has no effect"
+            raise ConfigError("expert_policy", self.expert_policy, limit)
         for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(name, getattr(self, name), f"integer >= {low}")

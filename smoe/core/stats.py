@@ -6,21 +6,43 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertStats:
-    """Counts since start. An access is one (forward, layer, distinct expert) use.
+    """Counts since start. An expert is asked for once a pass: one (forward, layer, distinct expert) use. It is then
 
-    hit: resident when asked. cold_miss: never resident before. collision_miss: was resident and had been evicted.
-    late: asked while its transfer was in flight. wasted: prefetched and evicted unused. Bytes are those read from
-    the tier below; `budget_bytes` bounds expert memory and `peak_bytes` is the most that was ever in use.
+    hit: resident. late: its transfer is in flight, and waited for. Else a miss, which is a
+    collision_miss if it was brought in during this same forward and has been evicted since, and a cold_miss if not;
+    compulsory_misses are those of the cold ones never brought in before.
+
+    prefetched: prefetches begun. Each ends, if it does, as prefetch_used (asked for on time), as late, or as wasted
+    (evicted, cancelled or failed without having been asked for). admitted: transfers begun by background admission.
+    prefetch_pauses: how often prefetching stopped itself because it did not pay.
+
+    substituted: (row, choice) pairs computed by another expert than the router's; substituted_mass: their summed router
+    weight, normalised over a row's choices. computed_in_place: (row, choice) pairs computed where the weights are,
+    without a slot. Neither changes how the expert asked for is counted.
+
+    bytes_moved are those read from the tier below, wait_s the time that passes waited for them, transfer_s the time in
+    which at least one transfer was under way; `budget_bytes` bounds expert memory and `peak_bytes` is the most that was
+    ever in use.
     """
 
     hits: int = 0
+    late: int = 0
     cold_misses: int = 0
     collision_misses: int = 0
-    late: int = 0
+    compulsory_misses: int = 0
+    prefetched: int = 0
+    prefetch_used: int = 0
     wasted: int = 0
+    prefetch_pauses: int = 0
+    admitted: int = 0
     evictions: int = 0
+    substituted: int = 0
+    substituted_mass: float = 0.0
+    computed_in_place: int = 0
     bytes_moved: int = 0
+    transfer_s: float = 0.0
     wait_s: float = 0.0
+    transfer_s: float = 0.0
     budget_bytes: int = 0
     peak_bytes: int = 0
 

@@ -1,20 +1,56 @@
 """ExpertBank: where expert weights live is its business; the decoder only asks for the weighted sum."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from smoe.core.stats import ExpertStats
 from smoe.kernels import ExpertTable, ExpertTensors, moe
 from smoe.models.spec import DecoderSpec, MoESpec
 
+Lookahead = Callable[[int, torch.Tensor], torch.Tensor]
+"""(layer, h_TD) -> logits_TE float16 of the next MoE layer's router for this layer's input."""
+
+
+class Substitutions(NamedTuple):
+    """Of one forward, by row, summed over the layers: choices computed by another expert than the router's [T], and
+    their router weights [T], each normalised over the row's choices."""
+
+    slots_T: npt.NDArray[np.integer]
+    mass_T: npt.NDArray[np.floating]
+
 
 class ExpertBank(Protocol):
-    """All banks give the same bits for the same input: outputs are summed in ascending expert id."""
+    """All banks give the same bits for the same input (unless lossy by choice): summed in ascending expert id."""
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether `apply` must be given the router's logits."""
+        ...
+
+    def use_lookahead(self, lookahead: Lookahead) -> None:
+        """How to look ahead, should the bank want to. Called once, before the first forward."""
+        ...
+
+    def begin_forward(self, token_ids_T: torch.Tensor) -> None:
+        """The tokens of the forward whose layers follow, i64."""
+        ...
+
+    def substitutions(self) -> Substitutions | None:
+        """Of the forward begun last; None when nothing was substituted."""
+        ...
 
     def apply(
-        self, layer: int, x_TD: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor, residual_TD: torch.Tensor
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        residual_TD: torch.Tensor,
+        logits_TE: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """residual + sum over a row's experts of weight * expert(x), in x's dtype. Changes no argument.
 
@@ -44,6 +80,8 @@ def expert_table(moe_spec: MoESpec, hidden: int, num_slots: int) -> ExpertTable:
 class ResidentBank:
     """Every expert in memory, one table a layer. `read(layer, expert)` delivers the weights once, at load."""
 
+    needs_logits = False
+
     def __init__(self, spec: DecoderSpec, read: Callable[[int, int], ExpertTensors]) -> None:
         self._tables: dict[int, ExpertTable] = {}
         self._accesses = 0
@@ -54,8 +92,23 @@ class ResidentBank:
                 table.set(expert, read(layer, expert))
             self._tables[layer] = table
 
+    def use_lookahead(self, lookahead: Lookahead) -> None:
+        return
+
+    def begin_forward(self, token_ids_T: torch.Tensor) -> None:
+        return
+
+    def substitutions(self) -> None:
+        return None
+
     def apply(
-        self, layer: int, x_TD: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor, residual_TD: torch.Tensor
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        residual_TD: torch.Tensor,
+        logits_TE: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self._accesses += ids_TK.numel()
         return moe(x_TD, ids_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)

@@ -1,5 +1,6 @@
 """The decoder: embedding, layers of attention and MLP on a residual stream, final norm and head."""
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -31,6 +32,10 @@ class Decoder:
         self._layers = [
             (_attention(spec, i, params, self._rope), _mlp(spec, i, params, bank)) for i in range(len(spec.layers))
         ]
+        self._bank = bank
+        self._moe = {i: mlp for i, (_, mlp) in enumerate(self._layers) if isinstance(mlp, MoEBlock)}
+        self._next_moe = dict(itertools.pairwise(self._moe))
+        bank.use_lookahead(self._look_ahead)
         head = params["embed"] if spec.tied_head else params["head.weight"]
         norm = make_norm(spec, params, "norm")
         self._head_norm = norm
@@ -39,6 +44,7 @@ class Decoder:
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits [M, V] fp32 of `batch.logit_rows_M`. Writes the rows' KV and recurrent states."""
         context = StepContext(batch)
+        self._bank.begin_forward(batch.token_ids_T)
         x_TD = torch.nn.functional.embedding(batch.token_ids_T, self._embed).to(self.dtype)
         for (attention, mlp), cache in zip(self._layers, kv.layers, strict=True):
             x_TD = attention(x_TD, context, cache)
@@ -47,6 +53,10 @@ class Decoder:
             x_TD = x_TD.index_select(0, batch.logit_rows_M)
         logits_MV: torch.Tensor = self._head(self._head_norm(x_TD))
         return logits_MV
+
+    def _look_ahead(self, layer: int, h_TD: torch.Tensor) -> torch.Tensor:
+        # As float16 because recorded logits are: a policy then decides alike from either.
+        return self._moe[self._next_moe[layer]].route(h_TD).to(torch.float16)
 
 
 def make_norm(spec: DecoderSpec, params: Params, name: str) -> RMSNorm | LayerNorm:

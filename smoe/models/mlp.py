@@ -39,6 +39,7 @@ class MoEBlock:
         bank: ExpertBank,
     ) -> None:
         self._layer, self._norm, self._bank = layer, norm, bank
+        self._needs_logits = bank.needs_logits
         self._router = Router(spec.router, params, f"{prefix}.router")
         self._shared = _gated_mlp(params, f"{prefix}.shared", spec.activation) if spec.shared_ffn else None
         gate = params[f"{prefix}.shared_gate.weight"] if spec.shared_gate else None
@@ -56,7 +57,13 @@ class MoEBlock:
             else:
                 # Not addcmul, whose vector and scalar parts may fuse differently.
                 residual_TD = x_TD + sigmoid(self._shared_gate(h_TD)).to(x_TD.dtype) * self._shared(h_TD)
-        return self._bank.apply(self._layer, h_TD, ids_TK, weights_TK, residual_TD)
+        return self._bank.apply(
+            self._layer, h_TD, ids_TK, weights_TK, residual_TD, logits_TE if self._needs_logits else None
+        )
+
+    def route(self, h_TD: torch.Tensor) -> torch.Tensor:
+        """Logits [T, E] fp32 that this layer's router gives for any hidden state."""
+        return self._router.logits(h_TD)
 
 
 def _gated_mlp(params: Params, prefix: str, act: Activation, norm: RMSNorm | None = None) -> GatedMLP:

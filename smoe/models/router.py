@@ -28,12 +28,16 @@ class Router:
         self._normalize = spec.normalize or spec.scoring == "softmax_selected"
 
     def __call__(self, h_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits_TE = self._linear(h_TD)
+        logits_TE = self.logits(h_TD)
         if self._fused:
             ids_TK, weights_TK = topk_softmax(logits_TE, self._spec.top_k, self._normalize)
         else:
             ids_TK, weights_TK = choose(self._spec, logits_TE, self._bias_E)
         return ids_TK, weights_TK, logits_TE
+
+    def logits(self, h_TD: torch.Tensor) -> torch.Tensor:
+        logits_TE: torch.Tensor = self._linear(h_TD)
+        return logits_TE
 
 
 def is_plain_softmax(spec: RouterSpec) -> bool:

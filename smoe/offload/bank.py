@@ -11,39 +11,61 @@ import torch
 
 from smoe.core.stats import ExpertStats
 from smoe.kernels import ExpertTable, moe, moe_combine, moe_pairs
-from smoe.models.bank import expert_table
+from smoe.models.bank import Lookahead, Substitutions, expert_table
 from smoe.models.spec import MoESpec
 from smoe.offload.arena import POISON_BYTE, Arena
 from smoe.offload.cache import Residency, View
 from smoe.offload.layer_pass import LayerPass
-from smoe.offload.policies.eviction import Eviction
+from smoe.offload.planner import PlannedPass, Planner
+from smoe.offload.policies.protocols import Array, MissDecision, PolicySet, Routing
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import Store
-from smoe.offload.transfer import Transfers
+from smoe.offload.transfer import BACKGROUND, URGENT, Arrival, Transfers
 
 Ids = npt.NDArray[np.int32]
-SMALL_IDS = 512
-"""Up to here a set of Python integers is the fastest way to distinct ids; one decoding row has ten or so."""
 
 
 class OffloadedBank:
-    """Bit-equal to ResidentBank for every number of slots: each expert's output goes to its own place of a buffer,
-    which is summed in ascending expert id whatever the order of arrival.
+    """Bit-equal to ResidentBank for every number of slots and every lossless policy: each expert's output goes to its
+    own place of a buffer, which is summed in ascending expert id whatever the order of arrival.
 
-    Misses are waited for, while the hits are computed. A StoreError ends one `apply`; the next one works.
+    Misses are waited for, while the hits are computed. A StoreError ends one `apply`; the next one works. A prefetch
+    that fails is forgotten, and its expert read again if it is asked for.
     """
 
     def __init__(
-        self, shelf: Shelf, store: Store, eviction: Eviction, *, num_slots: int, floor: int, poison: bool = False
+        self,
+        shelf: Shelf,
+        store: Store,
+        policies: PolicySet,
+        *,
+        num_slots: int,
+        floor: int,
+        max_background: int | None = None,
+        pause_share: float | None = None,
+        poison: bool = False,
     ) -> None:
         """`num_slots` over all layers, of which `floor` >= 1 are safe for each. Closes `store` when closed.
 
-        `poison` fills slots and outputs that hold nothing yet with NaN.
+        `max_background` and `pause_share` as Planner has them; by default a layer's share of the slots may be in
+        flight. `poison` fills slots and outputs that hold nothing yet with NaN.
         """
         spec = shelf.spec
         self._fixed_bytes = shelf.staging_bytes
         self._arena = Arena(num_slots, shelf.slot_bytes, poison=poison)
-        self._residency = Residency(num_slots, spec.moe_layers, eviction, floor=floor)
+        self._residency = Residency(num_slots, spec.moe_layers, policies.eviction, floor=floor)
+        self._planner = Planner(
+            self._residency,
+            policies,
+            spec.moe_layers,
+            max_background=max(1, num_slots // len(spec.moe_layers)) if max_background is None else max_background,
+            pause_share=pause_share,
+        )
+        # Order within a row is of no consequence to the sum, but these policies go by it.
+        self._sorts = policies.miss.lossy or policies.prefetch is not None
+        self._lookahead: Lookahead | None = None
+        self._token_ids: Array | None = None
+        self._replaced: tuple[Array, Array] | None = None
         self._store, self._transfers = store, Transfers(shelf, store, self._arena)
         self._num_experts = {layer: spec.moe(layer).router.num_experts for layer in spec.moe_layers}
         # Right for resident experts only: whoever reads it asks the residency first.
@@ -57,26 +79,73 @@ class OffloadedBank:
             self._tables[layer] = by_geometry[moe_spec]
         self._poison, self._scratch = poison, torch.empty(0)
 
+    @property
+    def needs_logits(self) -> bool:
+        return self._planner.needs_logits
+
+    def use_lookahead(self, lookahead: Lookahead) -> None:
+        self._lookahead = lookahead
+
+    def begin_forward(self, token_ids_T: torch.Tensor) -> None:
+        self._token_ids = token_ids_T.numpy()
+        self._replaced = None
+        self._planner.begin_forward()
+
+    def substitutions(self) -> Substitutions | None:
+        return None if self._replaced is None else Substitutions(*self._replaced)
+
     def apply(
-        self, layer: int, x_TD: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor, residual_TD: torch.Tensor
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        residual_TD: torch.Tensor,
+        logits_TE: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ids = ids_TK.numpy()
-        experts = distinct(ids, self._num_experts[layer])
-        if not self._residency.try_hit_all(layer, experts):
-            pairs_TKD = self._compute_in_waves(layer, x_TD, ids, experts)
-            return moe_combine(pairs_TKD, ids_TK, weights_TK, x_TD.dtype, residual=residual_TD)
-        slots_TK = torch.from_numpy(self._expert2slot[layer].take(ids))
-        return moe(x_TD, slots_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
+        if self._transfers.pending:
+            self._deliver(self._transfers.poll())
+        run = self._planner.begin_pass(*self._ask(layer, x_TD, ids_TK, weights_TK, logits_TE))
+        if run is None:
+            return self._fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+        try:
+            if run.decision is not None:
+                ids_TK, weights_TK = self._replace(run.decision)
+            for view in run.late:
+                self._transfers.promote(view)
+            for view in run.stale:
+                if self._transfers.try_cancel(view):
+                    self._planner.failed(view)
+            self._begin(run.start())
+            if run.all_hits:
+                out_TD = self._fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+                self._begin(run.retire_hits())
+                return out_TD
+            pairs_TKD = self._compute_in_waves(run, layer, x_TD, ids_TK.numpy())
+        except BaseException:
+            self._abandon(run)
+            raise
+        return moe_combine(pairs_TKD, ids_TK, weights_TK, x_TD.dtype, residual=residual_TD)
 
     def stats(self) -> ExpertStats:
-        cache = self._residency
+        cache, link = self._residency, self._store.stats()
         return ExpertStats(
             hits=cache.hits,
+            late=cache.late,
             cold_misses=cache.cold_misses,
             collision_misses=cache.collision_misses,
+            compulsory_misses=cache.compulsory_misses,
+            prefetched=cache.prefetched,
+            prefetch_used=cache.prefetch_used,
+            wasted=cache.wasted,
+            prefetch_pauses=self._planner.pauses,
+            admitted=cache.admitted,
             evictions=cache.evictions,
-            bytes_moved=self._store.stats().bytes_read,
+            substituted=self._planner.substituted,
+            substituted_mass=self._planner.substituted_mass,
+            bytes_moved=link.bytes_read,
             wait_s=self._transfers.wait_s,
+            transfer_s=link.busy_s,
             budget_bytes=self._fixed_bytes + self._arena.nbytes,
             peak_bytes=self._fixed_bytes + cache.peak_used * self._arena.slot_bytes,
         )
@@ -87,50 +156,121 @@ class OffloadedBank:
             resident = self._residency.resident(layer)
             if any(expert2slot[expert] != slot for expert, slot in resident.items()):
                 raise RuntimeError(f"expert slots of layer {layer} differ from the residency")
-        if self._transfers.pending:
-            raise RuntimeError(f"expert transfers: {self._transfers.pending} left over")
+        begun, reserved = self._transfers.pending, self._residency.background_in_flight
+        if begun != reserved:
+            raise RuntimeError(f"expert transfers: {begun} under way for {reserved} slots")
 
     def close(self) -> None:
+        self._transfers.close()
         self._store.close()
         self._tables.clear()
 
-    def _compute_in_waves(self, layer: int, x_TD: torch.Tensor, ids: Ids, experts: list[int]) -> torch.Tensor:
+    def _ask(
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        logits_TE: torch.Tensor | None,
+    ) -> tuple[Routing, Array | None]:
+        """The routing of a pass as policies see it, and the look-ahead if they want one."""
+        ids, weights = ids_TK.numpy(), weights_TK.numpy()
+        if self._sorts:
+            order = np.argsort(-weights, axis=1, kind="stable")
+            ids, weights = np.take_along_axis(ids, order, 1), np.take_along_axis(weights, order, 1)
+        logits = logits_TE.numpy() if logits_TE is not None and self._planner.needs_logits else None
+        lookahead = None
+        if self._lookahead is not None and self._planner.wants_lookahead(layer):
+            lookahead = self._lookahead(layer, x_TD).numpy()
+        routing = Routing(layer=layer, ids=ids, weights=weights, logits=logits, token_ids=self._token_ids)
+        return routing, lookahead
+
+    def _replace(self, decision: MissDecision) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the decision computes, its substitutions noted by row."""
+        assert decision.substituted is not None
+        assert decision.mass is not None
+        slots, mass = decision.substituted, decision.mass
+        if self._replaced is not None:
+            slots, mass = self._replaced[0] + slots, self._replaced[1] + mass
+        self._replaced = (slots, mass)
+        ids = np.ascontiguousarray(decision.ids, dtype=np.int32)
+        return torch.from_numpy(ids), torch.from_numpy(np.ascontiguousarray(decision.weights, dtype=np.float32))
+
+    def _fused(
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        residual_TD: torch.Tensor,
+    ) -> torch.Tensor:
+        """All experts are resident."""
+        slots_TK = torch.from_numpy(self._expert2slot[layer].take(ids_TK.numpy()))
+        return moe(x_TD, slots_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
+
+    def _compute_in_waves(self, run: PlannedPass, layer: int, x_TD: torch.Tensor, ids: Ids) -> torch.Tensor:
         pairs_TKD = self._pairs(ids.shape[0], ids.shape[1], x_TD.shape[1])
-        run = LayerPass(self._residency, layer, experts)
-        try:
-            self._transfers.begin(run.start())
-            if run.hits:
-                self._compute(layer, x_TD, ids, run.hits, pairs_TKD)
-            self._transfers.begin(run.retire_hits())
-            while run.unfinished:
-                views = self._take(run)
-                self._compute(layer, x_TD, ids, views, pairs_TKD)
-                self._transfers.begin(run.retire(views))
-        except BaseException:
-            self._abandon(run)
-            raise
+        if run.hits:
+            self._compute(layer, x_TD, ids, run.hits, pairs_TKD)
+        self._begin(run.retire_hits())
+        while run.unfinished:
+            views = self._take(run)
+            self._compute(layer, x_TD, ids, views, pairs_TKD)
+            self._begin(run.retire(views))
         return pairs_TKD
 
+    def _begin(self, views: Sequence[View]) -> None:
+        for view in views:
+            self._transfers.begin([view], BACKGROUND if self._planner.is_background(view) else URGENT)
+
     def _take(self, run: LayerPass) -> list[View]:
-        """Views that have arrived, in the tables. Raises the first error, after noting the arrivals beside it."""
-        views, errors = [], []
-        for view, tensors, error in self._transfers.take():
-            if tensors is None:
+        """Views of the pass that have arrived, in the tables. Raises the first error, after noting all arrivals."""
+        views, errors, others = [], [], []
+        for arrival in self._transfers.take():
+            view, tensors, error = arrival
+            if not run.awaits(view):
+                others.append(arrival)
+            elif tensors is not None:
+                self._install(arrival)
+                run.arrived(view)
+                views.append(view)
+            elif run.forgives(view):
+                self._begin(run.failed(view))
+            else:
                 errors.append(error)
-                continue
-            self._tables[view.layer].set(view.slot, tensors)
-            self._expert2slot[view.layer][view.expert] = view.slot
-            run.arrived(view)
-            views.append(view)
         for error in errors:
             assert error is not None
             raise error
+        if others:
+            self._deliver(others)
+            self._begin(run.resume())
         return views
 
+    def _deliver(self, arrivals: Sequence[Arrival]) -> None:
+        """Transfers that no pass waits for."""
+        for arrival in arrivals:
+            if arrival.tensors is None:
+                self._planner.failed(arrival.view)
+            else:
+                self._install(arrival)
+                self._planner.arrived(arrival.view)
+
+    def _install(self, arrival: Arrival) -> None:
+        view = arrival.view
+        assert arrival.tensors is not None
+        self._tables[view.layer].set(view.slot, arrival.tensors)
+        self._expert2slot[view.layer][view.expert] = view.slot
+
     def _abandon(self, run: LayerPass) -> None:
+        """Ends all transfers, also those of other layers: what is left over of this pass may be any state."""
+        background = self._residency.background()
+        for view in background:
+            self._transfers.try_cancel(view)
         while self._transfers.pending:
             self._transfers.take()
-        for view in run.abandon():
+        for view in background:
+            self._planner.failed(view)
+        for view in (*background, *run.abandon()):
             self._arena.poison(view.slot)
 
     def _compute(
@@ -152,10 +292,3 @@ class OffloadedBank:
         if self._poison:
             pairs.view(torch.uint8).fill_(POISON_BYTE)
         return pairs
-
-
-def distinct(ids: Ids, num_experts: int) -> list[int]:
-    """Ascending."""
-    if ids.size <= SMALL_IDS:
-        return sorted(set(ids.ravel().tolist()))
-    return np.flatnonzero(np.bincount(ids.ravel(), minlength=num_experts)).tolist()

@@ -10,7 +10,8 @@ from smoe.kernels import ExpertTensors
 from smoe.models.bank import ExpertBank, ResidentBank
 from smoe.models.loading import Checkpoint
 from smoe.offload.bank import OffloadedBank
-from smoe.offload.policies.lru import LRU
+from smoe.offload.policies.catalog import Geometry
+from smoe.offload.policies.spec import parse_policies
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import DiskStore
 
@@ -21,8 +22,8 @@ POISON_VARIABLE = "SMOE_DEBUG_POISON"
 def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, *, free_bytes: int = 0) -> ExpertBank:
     """For arithmetic in `dtype`. `expert_memory=auto` takes `free_bytes`, and keeps all experts if they fit.
 
-    Raises ConfigError for a budget below one expert a layer before anything is read, StoreError or CheckpointError
-    for files that cannot be read.
+    Raises ConfigError for policies that cannot work here or a budget below one expert a layer before anything is read,
+    StoreError or CheckpointError for files that cannot be read.
     """
     spec, memory = checkpoint.spec, ExpertMemory.parse(config.expert_memory)
     if memory.kind == "all":
@@ -31,10 +32,15 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     num_slots = shelf.slots(memory, free_bytes=free_bytes)
     if memory.kind == "auto" and num_slots == shelf.num_experts:
         return _resident(checkpoint, dtype)
+    policy = parse_policies(config.expert_policy)
+    policy.check_tiers(("disk",))
+    router = spec.moe(spec.moe_layers[0]).router
+    geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
+    policies = policy.build(geometry, seed=config.seed)
     floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
     store = DiskStore(shelf.layouts)
     try:
-        return OffloadedBank(shelf, store, LRU(), num_slots=num_slots, floor=floor, poison=poison)
+        return OffloadedBank(shelf, store, policies, num_slots=num_slots, floor=floor, poison=poison)
     except BaseException:
         store.close()
         raise

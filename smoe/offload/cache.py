@@ -2,20 +2,22 @@
 
 A slot is in exactly one state:
 
-    free --reserve--> in flight --commit--> resident (pinned once) --unpin--> resident, evictable
+    free --reserve--> in flight --commit--> resident (pinned once if asked for) --unpin--> resident, evictable
       ^                   |                                                        |
       |                   | fail                                                   | evicted by a reserve:
       +-------------------+                                                        v in flight for the next expert
 
 Every layer can always hold `floor` slots: free slots that other layers have not yet taken up to their floor are not
 handed out, and a layer at its floor loses a slot only to itself. What lies above the floors is shared.
+
+Counts are those of ExpertStats; an expert is asked for once a pass, and is then a hit, late, or a miss.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from smoe.offload.policies.eviction import Eviction
+from smoe.offload.policies.protocols import Eviction, Key, Reason, Routing
 
 
 class View(NamedTuple):
@@ -28,24 +30,43 @@ class View(NamedTuple):
 
 
 class Residency:
-    """One thread calls. Methods that hand out a View pin its slot; each pin is given back by one `unpin`."""
+    """One thread calls. Each pin (of `pin`, and of the `commit` of what a pass waits for) is given back by `unpin`."""
 
     def __init__(self, num_slots: int, layers: Sequence[int], eviction: Eviction, *, floor: int) -> None:
         """`layers` are the MoE layers; `floor` >= 1 slots of each are safe from the other layers."""
         if not 1 <= floor <= num_slots // len(layers):
             raise ValueError(f"floor: {floor} (1 up to {num_slots} slots / {len(layers)} layers)")
         self.num_slots, self.floor = num_slots, floor
-        self.hits = self.cold_misses = self.collision_misses = self.evictions = self.peak_used = 0
+        self.hits = self.late = self.cold_misses = self.collision_misses = self.compulsory_misses = 0
+        self.prefetched = self.prefetch_used = self.wasted = self.admitted = 0
+        self.evictions = self.peak_used = 0
         self._eviction = eviction
+        self._epoch = 1
         self._slot_of: dict[int, dict[int, int]] = {layer: {} for layer in layers}
-        self._in_flight: dict[int, tuple[int, int]] = {}
-        self._owner: list[tuple[int, int] | None] = [None] * num_slots
+        self._in_flight: dict[Key, int] = {}
+        self._background: set[Key] = set()  # in flight without a pass that waits
+        self._unused: set[Key] = set()  # prefetched, not asked for yet
+        self._owner: list[Key | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._pins = [0] * num_slots
         self._generation = [0] * num_slots
         self._held = dict.fromkeys(layers, 0)
         self._owed = floor * len(layers)
-        self._seen: dict[int, set[int]] = {layer: set() for layer in layers}
+        self._brought: dict[int, dict[int, int]] = {layer: {} for layer in layers}  # expert -> epoch of its transfer
+
+    @property
+    def background_in_flight(self) -> int:
+        """Transfers under way that no pass waits for."""
+        return len(self._background)
+
+    def begin_epoch(self) -> None:
+        self._epoch += 1
+        self._eviction.begin_epoch()
+
+    def begin_layer(self, routing: Routing) -> None:
+        """The pass of `routing.layer` starts."""
+        self._eviction.begin_layer(routing.layer)
+        self._eviction.demand(routing)
 
     def try_hit_all(self, layer: int, experts: Sequence[int]) -> bool:
         """Whether distinct `experts` are all resident; then they are counted as hits, else nothing changes.
@@ -54,55 +75,117 @@ class Residency:
         """
         if not self._slot_of[layer].keys() >= set(experts):
             return False
-        self.hits += len(experts)
-        self._eviction.touch(layer, experts)
+        self._hit(layer, experts)
         return True
 
-    def hit(self, layer: int, experts: Sequence[int]) -> list[View]:
-        """Pinned views of those of distinct `experts` that are resident, in the order given, counted as hits."""
-        slot_of = self._slot_of[layer]
-        found = [expert for expert in experts if expert in slot_of]
-        for expert in found:
-            self._pins[slot_of[expert]] += 1
-        self.hits += len(found)
-        if found:
-            self._eviction.touch(layer, found)
-        return [View(layer, expert, slot_of[expert], self._generation[slot_of[expert]]) for expert in found]
+    def ask(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """Counts what a pass asks for (distinct) and touches the hits, in the order given. Returns the misses.
 
-    def try_reserve(self, layer: int, expert: int) -> View | None:
-        """A slot in flight for an expert that holds none, counted as a miss; None while no slot can be had.
+        Changes no slot. A late expert is neither: its transfer is under way.
+        """
+        slot_of, brought = self._slot_of[layer], self._brought[layer]
+        found: list[int] = []
+        missing: list[int] = []
+        for expert in experts:
+            if expert in slot_of:
+                found.append(expert)
+            elif (layer, expert) in self._in_flight:
+                self.late += 1
+                self._unused.discard((layer, expert))
+            else:
+                missing.append(expert)
+                epoch = brought.get(expert)
+                if epoch == self._epoch:
+                    self.collision_misses += 1
+                else:
+                    self.cold_misses += 1
+                    self.compulsory_misses += epoch is None
+        if found:
+            self._hit(layer, found)
+        return missing
+
+    def pin(self, layer: int, experts: Sequence[int]) -> list[View]:
+        """Pinned views of those of distinct `experts` that are resident, in the order given."""
+        slot_of = self._slot_of[layer]
+        views = [self._view(layer, expert, slot_of[expert]) for expert in experts if expert in slot_of]
+        for view in views:
+            self._pins[view.slot] += 1
+        return views
+
+    def claim(self, layer: int, experts: Sequence[int]) -> list[View]:
+        """Views of those of `experts` that are in flight in the background; a pass waits for them from here on."""
+        found = [expert for expert in experts if (layer, expert) in self._background]
+        self._background.difference_update((layer, expert) for expert in found)
+        return [self._view(layer, expert, self._in_flight[layer, expert]) for expert in found]
+
+    def confirm(self, keys: Sequence[Key]) -> None:
+        """A prefetch plan named `keys`; the eviction policy hears of those that hold a slot."""
+        by_layer: dict[int, list[int]] = {}
+        for key in keys:
+            if self.holds(key):
+                by_layer.setdefault(key[0], []).append(key[1])
+        for layer, experts in by_layer.items():
+            self._eviction.confirm(layer, experts)
+
+    def holds(self, key: Key) -> bool:
+        """Whether `key` is resident or in flight."""
+        return key[1] in self._slot_of[key[0]] or key in self._in_flight
+
+    def try_reserve(self, layer: int, expert: int, reason: Reason = Reason.DEMAND) -> View | None:
+        """A slot in flight for an expert that holds none; None while no slot can be had.
 
         Evicts when no free slot is left for this layer. Views of the slot's former expert are stale from here on.
         """
-        slot = self._take_slot(layer)
+        key = (layer, expert)
+        slot = self._take_slot(key, reason)
         if slot is None:
             return None
-        seen = self._seen[layer]
-        if expert in seen:
-            self.collision_misses += 1
-        else:
-            self.cold_misses += 1
-            seen.add(expert)
-        self._owner[slot] = self._in_flight[slot] = (layer, expert)
+        self._owner[slot] = key
+        self._in_flight[key] = slot
+        self._brought[layer][expert] = self._epoch
+        if reason is not Reason.DEMAND:
+            self._background.add(key)
+        if reason is Reason.PREFETCH:
+            self.prefetched += 1
+            self._unused.add(key)
+        self.admitted += reason is Reason.ADMISSION
         self._generation[slot] += 1
         self._hold(layer, 1)
-        self._eviction.admit(layer, expert)
+        self._eviction.admit(layer, expert, reason)
         self.peak_used = max(self.peak_used, self.num_slots - len(self._free))
-        return View(layer, expert, slot, self._generation[slot])
+        return self._view(layer, expert, slot)
+
+    def background(self, layer: int | None = None) -> list[View]:
+        """Views in flight (of `layer`) that no pass waits for, in the order of their reservation."""
+        if not self._background:
+            return []
+        background = self._background
+        return [
+            self._view(*k, slot) for k, slot in self._in_flight.items() if layer in (None, k[0]) and k in background
+        ]
+
+    def is_background(self, view: View) -> bool:
+        """Whether the transfer of an in-flight view has no pass that waits for it."""
+        return view[:2] in self._background
 
     def commit(self, view: View) -> None:
-        """The bytes of an in-flight slot have arrived: resident, with one pin."""
+        """The bytes of an in-flight slot have arrived: resident, with one pin if a pass waits for it."""
         self.check(view)
-        del self._in_flight[view.slot]
+        key = view[:2]
+        del self._in_flight[key]
         self._slot_of[view.layer][view.expert] = view.slot
-        self._pins[view.slot] += 1
+        if key in self._background:
+            self._background.remove(key)
+        else:
+            self._pins[view.slot] += 1
 
     def fail(self, view: View) -> None:
-        """The transfer of an in-flight slot failed: the slot is free, and its contents are nobody's."""
+        """The transfer of an in-flight slot failed or was cancelled: the slot is free, its contents nobody's."""
         self.check(view)
-        del self._in_flight[view.slot]
-        self._eviction.forget(view.layer, view.expert)
-        self._release(view.slot)
+        key = view[:2]
+        del self._in_flight[key]
+        self._background.discard(key)
+        self._lose(key, view.slot)
         self._free.append(view.slot)
 
     def unpin(self, view: View) -> None:
@@ -124,14 +207,16 @@ class Residency:
         return dict(self._slot_of[layer])
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError unless free, in-flight and resident slots partition all slots, idle ones unpinned."""
+        """Raises RuntimeError unless free, in-flight and resident slots partition all slots, idle ones unpinned, and
+        every prefetch is in flight, resident or accounted for."""
         resident = {slot: (layer, e) for layer, held in self._slot_of.items() for e, slot in held.items()}
-        states = Counter([*self._free, *self._in_flight, *resident])
+        in_flight = {slot: key for key, slot in self._in_flight.items()}
+        states = Counter([*self._free, *in_flight, *resident])
         problems = []
         if sorted(states.elements()) != list(range(self.num_slots)):
             problems.append("free, in-flight and resident slots are not a partition")
         owners = {slot: owner for slot, owner in enumerate(self._owner) if owner is not None}
-        if owners != resident | self._in_flight or len(set(owners.values())) != len(owners):
+        if owners != resident | in_flight or len(set(owners.values())) != len(owners):
             problems.append("owners differ from residents and transfers")
         held = Counter(layer for layer, _ in owners.values())
         if any(held[layer] != count for layer, count in self._held.items()):
@@ -141,26 +226,43 @@ class Residency:
             problems.append("floors of layers are not covered by free slots")
         if any(pins < 0 or (pins and slot not in resident) for slot, pins in enumerate(self._pins)):
             problems.append("a pin on a slot that is not resident")
+        if not self._background <= self._in_flight.keys():
+            problems.append("a background transfer that is not in flight")
+        if not self._unused <= set(owners.values()):
+            problems.append("an unused prefetch that holds no slot")
+        if self.prefetched < self.prefetch_used + self.wasted + len(self._unused):
+            problems.append("more prefetches ended than began")
         if problems:
             raise RuntimeError(f"expert residency: {'; '.join(problems)}")
 
     def check_idle(self) -> None:
-        """check_integrity, and no pin and no transfer left over from a finished forward."""
+        """check_integrity, and no pin and no awaited transfer left over from a finished forward."""
         self.check_integrity()
-        if any(self._pins) or self._in_flight:
-            raise RuntimeError(f"expert residency: {sum(self._pins)} pins, {len(self._in_flight)} transfers left over")
+        awaited = len(self._in_flight) - len(self._background)
+        if any(self._pins) or awaited:
+            raise RuntimeError(f"expert residency: {sum(self._pins)} pins, {awaited} transfers left over")
 
-    def _take_slot(self, layer: int) -> int | None:
-        owed_to_others = self._owed - max(0, self.floor - self._held[layer])
+    def _view(self, layer: int, expert: int, slot: int) -> View:
+        return View(layer, expert, slot, self._generation[slot])
+
+    def _hit(self, layer: int, experts: Sequence[int]) -> None:
+        self.hits += len(experts)
+        if self._unused:
+            used = self._unused.intersection([(layer, expert) for expert in experts])
+            self.prefetch_used += len(used)
+            self._unused -= used
+        self._eviction.touch(layer, experts)
+
+    def _take_slot(self, wanted: Key, reason: Reason) -> int | None:
+        owed_to_others = self._owed - max(0, self.floor - self._held[wanted[0]])
         if len(self._free) > owed_to_others:
             return self._free.pop()
-        may_lose = [other for other, held in self._held.items() if other == layer or held > self.floor]
-        victim = self._eviction.victim(may_lose, self._evictable)
+        may_lose = [layer for layer, held in self._held.items() if layer == wanted[0] or held > self.floor]
+        victim = self._eviction.victim(may_lose, self._evictable, wanted, reason)
         if victim is None:
             return None
         slot = self._slot_of[victim[0]].pop(victim[1])
-        self._eviction.forget(*victim)
-        self._release(slot)
+        self._lose(victim, slot)
         self.evictions += 1
         return slot
 
@@ -168,12 +270,14 @@ class Residency:
         slot = self._slot_of[layer].get(expert)
         return slot is not None and not self._pins[slot]
 
-    def _release(self, slot: int) -> None:
-        owner = self._owner[slot]
-        assert owner is not None
+    def _lose(self, key: Key, slot: int) -> None:
+        self._eviction.forget(*key)
+        if key in self._unused:
+            self._unused.remove(key)
+            self.wasted += 1
         self._owner[slot] = None
         self._generation[slot] += 1
-        self._hold(owner[0], -1)
+        self._hold(key[0], -1)
 
     def _hold(self, layer: int, change: int) -> None:
         before = self._held[layer]

@@ -16,6 +16,7 @@ from smoe.engine.local import LocalClient
 from smoe.engine.recorder import RouteRecorder
 from smoe.engine.runner import Runner
 from smoe.engine.tokenizer import Tokenizer
+from smoe.models.bank import Lookahead
 from smoe.models.batch import Batch
 from smoe.models.kv import KVCache
 from smoe.models.spec import DecoderSpec
@@ -74,6 +75,17 @@ class FakeDecoder:
 class FakeBank:
     def __init__(self) -> None:
         self.closed = False
+
+    needs_logits = False
+
+    def use_lookahead(self, lookahead: Lookahead) -> None:
+        raise AssertionError
+
+    def begin_forward(self, token_ids_T: torch.Tensor) -> None:
+        raise AssertionError
+
+    def substitutions(self) -> None:
+        return None
 
     def apply(self, *_: object) -> torch.Tensor:
         raise AssertionError

@@ -1,6 +1,7 @@
 """Small experts in files, laid out by hand, and banks over them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from smoe.models.bank import ResidentBank
 from smoe.models.loading import ExpertSource, TensorRange
 from smoe.models.spec import DecoderSpec, DenseSpec, GQASpec, LayerSpec, MoESpec, RouterSpec
 from smoe.offload.bank import OffloadedBank
-from smoe.offload.policies.lru import LRU
+from smoe.offload.policies.catalog import Geometry
+from smoe.offload.policies.protocols import PolicySet
+from smoe.offload.policies.spec import parse_policies
 from smoe.offload.shelf import Shelf
-from smoe.offload.store import DiskStore
+from smoe.offload.store import DiskStore, Store
 
 
 @dataclass
@@ -68,14 +71,25 @@ class ExpertFiles:
         return ResidentBank(self.spec, read)
 
     def offloaded(
-        self, dtype: torch.dtype, slots_a_layer: int, *, extra: int = 0, floor: int | None = None, **store: int
+        self,
+        dtype: torch.dtype,
+        slots_a_layer: int,
+        *,
+        extra: int = 0,
+        floor: int | None = None,
+        policies: PolicySet | str = "",
+        wrap: Callable[[Store], Store] = lambda store: store,
+        **store: int,
     ) -> OffloadedBank:
         """`slots_a_layer` times the layers plus `extra` slots; those above `floor` a layer are shared."""
         shelf = Shelf(self.spec, self.source, dtype)
+        if isinstance(policies, str):
+            geometry = Geometry(layers=self.moe_layers, num_experts=self.num_experts, top_k=self.top_k)
+            policies = parse_policies(policies).build(geometry)
         return OffloadedBank(
             shelf,
-            DiskStore(shelf.layouts, **store),
-            LRU(),
+            wrap(DiskStore(shelf.layouts, **store)),
+            policies,
             num_slots=slots_a_layer * len(self.moe_layers) + extra,
             floor=slots_a_layer if floor is None else floor,
             poison=True,

@@ -4,6 +4,7 @@ import pytest
 
 from smoe.offload.cache import Residency, View
 from smoe.offload.policies.lru import LRU
+from smoe.offload.policies.protocols import Reason
 
 
 def make(num_slots=3, layers=(0,), floor=None):
@@ -11,6 +12,7 @@ def make(num_slots=3, layers=(0,), floor=None):
 
 
 def load(residency, layer, expert):
+    residency.ask(layer, [expert])
     view = residency.try_reserve(layer, expert)
     assert view is not None
     residency.commit(view)
@@ -61,8 +63,8 @@ def test_pinned_and_in_flight_slots_are_never_victims():
 def test_a_slot_pinned_twice_needs_two_unpins():
     residency = make(1)
     view = load(residency, 0, 0)
-    assert residency.hit(0, [0, 1]) == [view]
-    assert residency.hit(0, [0]) == [view]
+    assert residency.pin(0, [0, 1]) == [view]
+    assert residency.pin(0, [0]) == [view]
     residency.unpin(view)
     assert residency.try_reserve(0, 1) is None
     residency.unpin(view)
@@ -108,12 +110,74 @@ def test_all_hits_or_nothing_changes():
     assert set(residency.resident(0)) == {0, 2}, "the hit made 0 the younger one"
 
 
-def test_cold_and_collision():
+def test_a_collision_is_a_miss_of_what_the_same_epoch_brought_in():
     residency = make(1)
     for expert in (0, 1, 0):
         load(residency, 0, expert)
-    assert (residency.cold_misses, residency.collision_misses, residency.evictions) == (2, 1, 2)
-    assert residency.peak_used == 1
+    assert (residency.cold_misses, residency.collision_misses, residency.compulsory_misses) == (2, 1, 2)
+    residency.begin_epoch()
+    load(residency, 0, 1)
+    assert (residency.cold_misses, residency.collision_misses, residency.compulsory_misses) == (3, 1, 2)
+    assert (residency.evictions, residency.peak_used) == (3, 1)
+
+
+def prefetch(residency, layer, expert):
+    view = residency.try_reserve(layer, expert, Reason.PREFETCH)
+    assert view is not None
+    return view
+
+
+def counts(residency):
+    return (residency.prefetched, residency.prefetch_used, residency.late, residency.wasted, residency.hits)
+
+
+def test_a_prefetch_ends_used_late_or_wasted():
+    residency = make(4)
+    for expert in range(4):
+        view = prefetch(residency, 0, expert)
+        if expert != 1:
+            residency.commit(view)
+    assert residency.ask(0, [0, 1]) == []
+    assert counts(residency) == (4, 1, 1, 0, 1)
+    (late,) = residency.claim(0, [0, 1])
+    residency.commit(late)
+    residency.unpin(late)
+    residency.check_idle()
+    for expert in range(4, 8):
+        load(residency, 0, expert)
+    assert counts(residency) == (4, 1, 1, 2, 1)
+    assert residency.ask(0, [2]) == [2]
+    assert residency.collision_misses == 1, "brought in and evicted within this epoch"
+
+
+def test_a_hit_uses_a_prefetch_once():
+    residency = make(2)
+    residency.commit(prefetch(residency, 0, 0))
+    assert residency.try_hit_all(0, [0])
+    assert residency.ask(0, [0]) == []
+    assert counts(residency) == (1, 1, 0, 0, 2)
+
+
+def test_a_failed_prefetch_is_wasted_unless_it_was_asked_for():
+    residency = make(2)
+    first, second = prefetch(residency, 0, 0), prefetch(residency, 0, 1)
+    residency.check_idle()
+    residency.ask(0, [1])
+    residency.fail(first)
+    residency.fail(second)
+    assert counts(residency) == (2, 0, 1, 1, 0)
+    residency.check_idle()
+
+
+def test_background_transfers_by_layer():
+    residency = make(4, (0, 1))
+    views = [prefetch(residency, layer, 3) for layer in (0, 1)]
+    assert residency.background(0) == views[:1]
+    assert residency.background_in_flight == 2
+    residency.claim(0, [3])
+    assert residency.background(0) == []
+    assert not residency.is_background(views[0])
+    assert residency.is_background(views[1])
 
 
 def test_idle_means_no_pin_and_no_transfer():

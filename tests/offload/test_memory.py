@@ -11,7 +11,8 @@ import torch
 from smoe.models.loading import ExpertSource, TensorRange
 from smoe.models.spec import DecoderSpec, GQASpec, LayerSpec, MoESpec, RouterSpec
 from smoe.offload.bank import OffloadedBank
-from smoe.offload.policies.lru import LRU
+from smoe.offload.policies.catalog import Geometry
+from smoe.offload.policies.spec import parse_policies
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import DiskStore
 
@@ -32,7 +33,8 @@ def source(layer, expert):
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 shelf = Shelf(spec, source, torch.bfloat16)
 before = peak()
-bank = OffloadedBank(shelf, DiskStore(shelf.layouts), LRU(), num_slots=slots, floor=slots)
+policies = parse_policies("").build(Geometry(layers=(0,), num_experts=experts, top_k=4))
+bank = OffloadedBank(shelf, DiskStore(shelf.layouts), policies, num_slots=slots, floor=slots)
 x = torch.ones(1, hidden, dtype=torch.bfloat16)
 for first in range(0, experts, 4):
     ids = torch.arange(first, first + 4, dtype=torch.int32).view(1, 4)

@@ -18,6 +18,7 @@ from smoe.engine.core import EngineCore
 from smoe.engine.plan import plan_memory
 from smoe.engine.runner import Runner
 from smoe.engine.tokenizer import load_tokenizer
+from smoe.models.bank import Lookahead
 from smoe.models.batch import Batch
 from smoe.models.kv import KVCache
 from smoe.models.loading import open_checkpoint
@@ -41,6 +42,17 @@ class NoOpDecoder:
 
 
 class NoOpBank:
+    needs_logits = False
+
+    def use_lookahead(self, lookahead: Lookahead) -> None:
+        return
+
+    def begin_forward(self, token_ids_T: torch.Tensor) -> None:
+        return
+
+    def substitutions(self) -> None:
+        return None
+
     def apply(self, *_: object) -> torch.Tensor:
         raise AssertionError("a no-op decoder asks for no experts")
 
