@@ -42,7 +42,6 @@ class ExpertStats:
     bytes_moved: int = 0
     transfer_s: float = 0.0
     wait_s: float = 0.0
-    transfer_s: float = 0.0
     budget_bytes: int = 0
     peak_bytes: int = 0
 
