@@ -45,6 +45,13 @@ class Queue:
         """Oldest first, of all layers or of one."""
         return list(self._all) if layer is None else [(layer, expert) for expert in self._of_layer[layer]]
 
+    def oldest(self) -> Key:
+        return next(iter(self._all))
+
+    def earliest(self, keys: Sequence[Key]) -> Key | None:
+        """The oldest of some that are in the queue."""
+        return min(keys, key=self._all.__getitem__, default=None)
+
     def first(self, layers: Sequence[int], evictable: Evictable) -> Key | None:
         """The oldest that is evictable, of `layers`."""
         if len(layers) > FEW_LAYERS:

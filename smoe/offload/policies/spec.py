@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoe.core.errors import ConfigError
-from smoe.offload.policies.catalog import CATALOG, DEFAULTS, PRESETS, Context, Geometry, Policy
+from smoe.offload.policies.admission import Background, Resetting
+from smoe.offload.policies.catalog import ALIASES, CATALOG, DEFAULTS, PRESETS, Context, Geometry, Policy
 from smoe.offload.policies.params import Word, write
 from smoe.offload.policies.protocols import PolicySet
 
@@ -87,6 +88,8 @@ class PolicySpec:
             self.check_live()
         context = Context(geometry=geometry, seed=seed, future=future)
         evict, prefetch, miss, admit = (choice.policy.make(dict(choice.values), context) for choice in self.choices)
+        if isinstance(admit, Background):
+            evict = Resetting(evict, admit)
         return PolicySet(eviction=evict, prefetch=prefetch, miss=miss, admission=admit)
 
 
@@ -163,7 +166,7 @@ def _choice(kind: str, name: str, told: Sequence[tuple[str | None, Any]]) -> Cho
     """`told` pairs parameters with values; None stands for the one that has the value as a word."""
     if kind not in CATALOG:
         raise ConfigError(FIELD, kind, f"one of {', '.join(CATALOG)}")
-    field = f"{FIELD}.{kind}"
+    field, name = f"{FIELD}.{kind}", ALIASES.get(name, name)
     if name not in CATALOG[kind]:
         raise ConfigError(field, name, f"one of {', '.join(CATALOG[kind])}")
     policy = CATALOG[kind][name]

@@ -1,0 +1,31 @@
+"""How much a routing asks of each expert."""
+
+import numpy as np
+
+from smoe.offload.policies.protocols import Routing
+
+
+def requests(routing: Routing) -> dict[int, int]:
+    """expert -> rows that chose it."""
+    ids = routing.ids
+    if len(ids) == 1:
+        return dict.fromkeys(ids[0].tolist(), 1)
+    counts = np.bincount(ids.ravel())
+    experts = np.flatnonzero(counts)
+    return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
+
+
+def gate_mass(routing: Routing) -> dict[int, float]:
+    """expert -> sum over rows of its weight, where each row's weights are scaled to sum to 1.
+
+    Rows whose weights are not finite count for nothing.
+    """
+    assert routing.weights is not None
+    sums = routing.weights.sum(axis=-1, keepdims=True)
+    sound = np.isfinite(sums[:, 0]) & (sums[:, 0] > 0)
+    ids, shares = routing.ids[sound], routing.weights[sound] / sums[sound]
+    if len(ids) == 1:
+        return dict(zip(ids[0].tolist(), shares[0].tolist(), strict=True))
+    mass = np.bincount(ids.ravel(), weights=shares.ravel())
+    experts = np.unique(ids)
+    return dict(zip(experts.tolist(), mass[experts].tolist(), strict=True))

@@ -1,0 +1,66 @@
+"""The passes to come, for policies that only a simulation can have."""
+
+from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from smoe.offload.policies.protocols import Key
+
+NEVER = np.iinfo(np.int32).max
+"""The pass of the next use of what is not used again."""
+
+Ints = npt.NDArray[np.integer]
+
+
+class Future:
+    """Every pass that a run will make, in order: `layers` [P], and `experts` [starts[P]], the distinct experts that
+    pass p demands being `experts[starts[p]:starts[p + 1]]`. Not changed by use: policies share one.
+    """
+
+    def __init__(self, layers: Ints, starts: Ints, experts: Ints) -> None:
+        self.layers, self.starts = layers.astype(np.int32), starts.astype(np.int64)
+        self.experts = experts.astype(np.int32)
+        pass_of = np.repeat(np.arange(len(layers), dtype=np.int32), np.diff(self.starts))
+        keys = self.layers[pass_of].astype(np.int64) << 32 | self.experts
+        order = np.argsort(keys, kind="stable")
+        again = keys[order][1:] == keys[order][:-1]
+        self._next = np.full(len(keys), NEVER, dtype=np.int32)
+        self._next[order[:-1][again]] = pass_of[order[1:][again]]
+        firsts = order[np.concatenate(([True], ~again))] if len(keys) else order
+        passes = pass_of[firsts]
+        first_keys: list[Key] = list(zip(self.layers[passes].tolist(), self.experts[firsts].tolist(), strict=True))
+        self._first: dict[Key, int] = dict(zip(first_keys, passes.tolist(), strict=True))
+
+    @classmethod
+    def of(cls, passes: Iterable[tuple[int, Iterable[int]]]) -> "Future":
+        """From (layer, demanded experts) of each pass; repeated experts are taken once."""
+        pairs = [(layer, sorted(set(experts))) for layer, experts in passes]
+        layers = np.array([layer for layer, _ in pairs], dtype=np.int32)
+        starts = np.cumsum([0, *(len(experts) for _, experts in pairs)])
+        return cls(layers, starts, np.array(list(chain.from_iterable(e for _, e in pairs)), dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def experts_of(self, number: int) -> list[int]:
+        """Demanded by pass `number`; none after the last."""
+        if number >= len(self.layers):
+            return []
+        experts: list[int] = self.experts[self.starts[number] : self.starts[number + 1]].tolist()
+        return experts
+
+    def next_uses_of(self, number: int) -> list[int]:
+        """Of each of `experts_of(number)`, the pass that demands it next after `number`, or NEVER."""
+        uses: list[int] = self._next[self.starts[number] : self.starts[number + 1]].tolist()
+        return uses
+
+    def first_use(self, key: Key) -> int:
+        return self._first.get(key, NEVER)
+
+    def check(self, number: int, layer: int) -> None:
+        """Raises RuntimeError unless pass `number` is one of `layer`: the run is not the one foreseen."""
+        if number >= len(self.layers) or self.layers[number] != layer:
+            foreseen = f"layer {self.layers[number]}" if number < len(self.layers) else "the end"
+            raise RuntimeError(f"pass {number} is layer {layer}, foreseen was {foreseen}")
