@@ -10,6 +10,14 @@ from smoe.cli import options
 
 NAME = "bench"
 EXAMPLE = options.example("smoe bench decode --quick")
+OFFLOAD_EXAMPLE = options.example("smoe bench offload --quick --policies evict=lru,prefetch=gate")
+
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: minutes.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the result file goes.")]
+Cache = Annotated[
+    Path | None, typer.Option("--cache", metavar="DIR", help="Keeps the 4.9 GB model; default ~/.cache/smoe.")
+]
+RESULTS = Path("benchmarks/results")
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -25,13 +33,9 @@ def _group() -> None:
 
 @app.command("decode", epilog=EXAMPLE)
 def decode_command(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: minutes.")] = False,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the result file goes.")] = Path(
-        "benchmarks/results"
-    ),
-    cache: Annotated[
-        Path | None, typer.Option("--cache", metavar="DIR", help="Keeps the 4.9 GB model; default ~/.cache/smoe.")
-    ] = None,
+    quick: Quick = False,
+    out: Out = RESULTS,
+    cache: Cache = None,
     skip_inflated: Annotated[bool, typer.Option("--skip-inflated", help="Leave the 4.9 GB model out.")] = False,
 ) -> None:
     """Decode and prefill speed against transformers, Python overhead, share of the memory bound."""
@@ -45,4 +49,23 @@ def decode_command(
         cache=None if skip_inflated else cache or _cache(),
     )
     print_figures(result.summary, "decode")
+    print(result.write(out))
+
+
+@app.command("offload", epilog=OFFLOAD_EXAMPLE)
+def offload_command(
+    quick: Quick = False,
+    out: Out = RESULTS,
+    cache: Cache = None,
+    policies: Annotated[
+        str | None, typer.Option("--policies", metavar="TEXT", help="What demand LRU is compared with, as evict=fifo.")
+    ] = None,
+    skip_peers: Annotated[bool, typer.Option("--skip-peers", help="Leave transformers and llama.cpp out.")] = False,
+) -> None:
+    """Decode speed of a model larger than its memory over capacity: share of the bound, peers under one limit."""
+    from smoe.bench.offload.run import CHOSEN, run
+    from smoe.bench.result import print_figures
+
+    result = run(quick=quick, cache=cache or _cache(), out=out, policies=policies or CHOSEN, with_peers=not skip_peers)
+    print_figures(result.summary, "offload")
     print(result.write(out))

@@ -1,0 +1,41 @@
+"""The link of the benchmark: plain direct reads of expert-sized pieces of the model's own files."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from smoe.bench.disk import Place, best, best_rates, plain_rate
+from smoe.offload.arena import Arena
+from smoe.offload.layout import PAGE_BYTES
+
+_SLOTS = 16
+
+
+class Link:
+    """Chooses the best number of threads when made; `rate` measures again with it, a moment's worth of reads."""
+
+    def __init__(self, files: Sequence[Path], expert_bytes: int, *, repeats: int, seed: int = 0) -> None:
+        self._length = expert_bytes // PAGE_BYTES * PAGE_BYTES
+        self._places = expert_places(files, self._length)
+        self._arena = Arena(_SLOTS, self._length, poison=True)  # filling it touches its pages
+        self._chance = random.Random(seed)
+        self.rates = best_rates(self._sample(3 * _SLOTS), self._length, self._arena, repeats)
+        self.threads = next(threads for threads, rates in self.rates.items() if rates is best(self.rates))
+
+    @property
+    def typical(self) -> float:
+        """Bytes/s, the median of the best number of threads."""
+        return median(best(self.rates))
+
+    def rate(self) -> float:
+        """Bytes/s now."""
+        return plain_rate(self._sample(_SLOTS), self._length, self._arena, self.threads)
+
+    def _sample(self, count: int) -> list[Place]:
+        return self._chance.sample(self._places, min(count, len(self._places)))
+
+
+def expert_places(files: Sequence[Path], length: int) -> list[Place]:
+    """Every whole piece of `length` bytes of the files, from their page boundaries."""
+    return [(path, start) for path in files for start in range(0, path.stat().st_size - length + 1, length)]

@@ -1,0 +1,95 @@
+"""Tokens/s of a model that does not fit, from a trace and two bandwidths, before anything loads."""
+
+from dataclasses import dataclass, replace
+
+from smoe.core.packaged_traces import open_trace, packaged_names
+from smoe.core.route_edit import select_sequences
+from smoe.core.route_trace import RouteTrace
+from smoe.offload.policies.catalog import Geometry
+from smoe.offload.policies.spec import PolicySpec, parse_policies
+from smoe.sim.compute import ComputeModel
+from smoe.sim.link import LinkModel
+from smoe.sim.simulate import simulate
+
+STAND_IN = "gpt-oss-20b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Warm decoding, one token a step. Rates are per token; `compute_s` is a token's with every expert resident."""
+
+    trace: str
+    same_geometry: bool
+    policy: str
+    tokens_per_s: float
+    hit_rate: float
+    moved_bytes: float
+    compute_s: float
+    link_bytes_per_s: float
+
+    @property
+    def bound_s(self) -> float:
+        return max(self.compute_s, self.moved_bytes / self.link_bytes_per_s)
+
+
+def choose_trace(num_layers: int, num_experts: int, top_k: int) -> tuple[str, bool]:
+    """A packaged trace of this geometry, or STAND_IN; and whether it is of this geometry."""
+    for name in packaged_names():
+        trace = open_trace(name)
+        if (len(trace.layers), trace.num_experts, trace.top_k) == (num_layers, num_experts, top_k):
+            return name, True
+    return STAND_IN, False
+
+
+def predict(
+    trace: RouteTrace,
+    policy: str | PolicySpec,
+    fraction: float,
+    *,
+    accesses: int,
+    expert_bytes: int,
+    link_bytes_per_s: float,
+    dense_s: float,
+    row_s: float,
+    name: str = "",
+    same_geometry: bool = True,
+) -> Prediction:
+    """`fraction` of the experts is resident; the first half of the trace's sequences only warms the cache.
+
+    Of the model: `accesses` experts a token over all layers, of `expert_bytes`, each `row_s` to compute, and `dense_s`
+    a token for all else. A trace of fewer or more accesses is stretched to them. Raises ConfigError.
+    """
+    layers = len(trace.layers)
+    spec, scale = usable(policy, trace), accesses / (layers * trace.top_k)
+    link, compute = LinkModel(link_bytes_per_s), ComputeModel(dense_s / scale / layers, row_s)
+    warm_up = select_sequences(trace, range(max(1, trace.num_sequences // 2)))
+    whole, warmed = (
+        simulate(
+            part, spec, f"{100 * fraction:g}%", link=link, compute=compute, expert_bytes=expert_bytes, mode="decode"
+        )
+        for part in (trace, warm_up)
+    )
+    assert whole.seconds is not None
+    assert warmed.seconds is not None
+    tokens, counts = whole.tokens - warmed.tokens, whole.experts.since(warmed.experts)
+    return Prediction(
+        trace=name,
+        same_geometry=same_geometry,
+        policy=str(spec),
+        tokens_per_s=tokens / (whole.seconds - warmed.seconds) / scale,
+        hit_rate=counts.hits / max(1, counts.hits + counts.late + counts.misses),
+        moved_bytes=scale * counts.bytes_moved / tokens,
+        compute_s=dense_s + accesses * row_s,
+        link_bytes_per_s=link_bytes_per_s,
+    )
+
+
+def usable(policy: str | PolicySpec, trace: RouteTrace) -> PolicySpec:
+    """Without prefetch where the trace lacks what it looks at."""
+    spec = parse_policies(policy) if isinstance(policy, str) else policy
+    spec.check_live()
+    geometry = Geometry(layers=trace.layers, num_experts=trace.num_experts, top_k=trace.top_k)
+    prefetch = spec.build(geometry).prefetch
+    if prefetch is not None and prefetch.needs_lookahead and trace.lookahead_logits is None:
+        return replace(spec, prefetch=parse_policies("").prefetch)
+    return spec
