@@ -18,7 +18,7 @@ class LRU(Deaf):
         self._prefetch_touch = prefetch_touch
         self._unused, self._used = Queue(), Queue()
 
-    def admit(self, layer: int, expert: int, reason: Reason = Reason.DEMAND) -> None:
+    def admit(self, layer: int, expert: int, reason: Reason) -> None:
         unused = reason is Reason.PREFETCH and not self._prefetch_touch
         (self._unused if unused else self._used).append(layer, (expert,))
 
@@ -36,12 +36,6 @@ class LRU(Deaf):
     def forget(self, layer: int, expert: int) -> None:
         (self._unused if (layer, expert) in self._unused else self._used).remove(layer, expert)
 
-    def victim(
-        self,
-        layers: Sequence[int],
-        evictable: Evictable,
-        wanted: Key = (0, 0),
-        reason: Reason = Reason.DEMAND,
-    ) -> Key | None:
+    def victim(self, layers: Sequence[int], evictable: Evictable, wanted: Key, reason: Reason) -> Key | None:
         unused = self._unused.first(layers, evictable) if self._unused else None
         return self._used.first(layers, evictable) if unused is None else unused
