@@ -61,7 +61,7 @@ class OffloadedBank:
             max_background=max(1, num_slots // len(spec.moe_layers)) if max_background is None else max_background,
             pause_share=pause_share,
         )
-        # Order within a row is of no consequence to the sum, but these policies go by it.
+        # Order within a row is of no consequence to the sum; only these policies go by it (and by anything but ids).
         self._sorts = policies.miss.lossy or policies.prefetch is not None
         self._lookahead: Lookahead | None = None
         self._token_ids: Array | None = None
@@ -175,9 +175,10 @@ class OffloadedBank:
     ) -> tuple[Routing, Array | None]:
         """The routing of a pass as policies see it, and the look-ahead if they want one."""
         ids, weights = ids_TK.numpy(), weights_TK.numpy()
-        if self._sorts:
-            order = np.argsort(-weights, axis=1, kind="stable")
-            ids, weights = np.take_along_axis(ids, order, 1), np.take_along_axis(weights, order, 1)
+        if not self._sorts:
+            return Routing(layer=layer, ids=ids, weights=weights, token_ids=self._token_ids), None
+        order = np.argsort(-weights, axis=1, kind="stable")
+        ids, weights = np.take_along_axis(ids, order, 1), np.take_along_axis(weights, order, 1)
         logits = logits_TE.numpy() if logits_TE is not None and self._planner.needs_logits else None
         lookahead = None
         if self._lookahead is not None and self._planner.wants_lookahead(layer):

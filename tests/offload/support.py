@@ -1,7 +1,6 @@
 """Small experts in files, laid out by hand, and banks over them."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,18 +77,23 @@ class ExpertFiles:
         extra: int = 0,
         floor: int | None = None,
         policies: PolicySet | str = "",
-        wrap: Callable[[Store], Store] = lambda store: store,
+        over: Store | None = None,
+        max_background: int | None = None,
         **store: int,
     ) -> OffloadedBank:
-        """`slots_a_layer` times the layers plus `extra` slots; those above `floor` a layer are shared."""
+        """`slots_a_layer` times the layers plus `extra` slots; those above `floor` a layer are shared.
+
+        The store is `over`, or a DiskStore.
+        """
         shelf = Shelf(self.spec, self.source, dtype)
         if isinstance(policies, str):
             geometry = Geometry(layers=self.moe_layers, num_experts=self.num_experts, top_k=self.top_k)
             policies = parse_policies(policies).build(geometry)
         return OffloadedBank(
             shelf,
-            wrap(DiskStore(shelf.layouts, **store)),
+            DiskStore(shelf.layouts, **store) if over is None else over,
             policies,
+            max_background=max_background,
             num_slots=slots_a_layer * len(self.moe_layers) + extra,
             floor=slots_a_layer if floor is None else floor,
             poison=True,
