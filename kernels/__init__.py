@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from smoe.kernels.mixture import moe, moe_combine, moe_pairs
     from smoe.kernels.mlp import GatedMLP
     from smoe.kernels.norm import LayerNorm, RMSNorm
-    from smoe.kernels.router import topk_softmax
+    from smoe.kernels.router import SoftmaxRouter, topk_softmax
 
 _HOMES = {
     "Attention": "attention",
@@ -30,6 +30,7 @@ _HOMES = {
     "Linear": "linear",
     "RMSNorm": "norm",
     "Rows": "attention",
+    "SoftmaxRouter": "router",
     "alloc_huge": "memory",
     "moe": "mixture",
     "moe_combine": "mixture",
@@ -48,6 +49,7 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "Rows",
+    "SoftmaxRouter",
     "alloc_huge",
     "moe",
     "moe_combine",

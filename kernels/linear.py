@@ -38,7 +38,7 @@ class Linear:
             norm=native.Norm() if norm is None else norm.struct,
             wtype=DTYPE_CODES.get(weight.dtype, 0),
         )
-        self._handle = native.address(self._struct)
+        self.handle = native.address(self._struct)
         fits = out_dtype is None or out_dtype in DTYPE_CODES
         self._entries = native.entries("linear", native.usable(self.weight, self.bias) if fits else None)
         self._small_rows = SMALL_MACS // max(1, weight.numel())
@@ -65,7 +65,7 @@ class Linear:
             residual = residual_TN.data_ptr()
         status = entries[num_rows > self._small_rows](
             get_num_threads(),
-            self._handle,
+            self.handle,
             x_TK.data_ptr(),
             code,
             num_rows,

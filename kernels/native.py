@@ -87,6 +87,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "linear": (_P, _P, _I, _L, _P, _P, _I),
     "attention": (_P, _P, _I, _L, _P, _P, _P, _P, _P, _P, _P),
     "topk": (_P, _L, _L, _L, _I, _P, _P),
+    "route": (_P, _P, _P, _I, _L, _L, _I, _P, _P, _P, _P),
     "moe": (_P, _P, _I, _L, _L, _P, _P, _P, _P, _P, _P, _I),
     "combine": (_P, _L, _L, _L, _P, _P, _P, _I, _P, _I),
     "mla": (_P, _P, _P, _I, _L, _P, _P, _P, _P, _P, _P, _P),

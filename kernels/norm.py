@@ -22,7 +22,7 @@ class RMSNorm:
         self.factor = (factor + 1.0 if plus_one else factor).contiguous()
         self.eps, self.plus_one, self.dim = eps, plus_one, weight.shape[0]
         self.struct = native.Norm(self.factor.data_ptr(), eps, int(plus_one))
-        self._handle = native.address(self.struct)
+        self.handle = native.address(self.struct)
         self._entries = native.entries("norm", native.usable(self.factor))
 
     def __call__(self, x_TD: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class RMSNorm:
             raise ValueError(f"RMSNorm: x has {dim} columns, expected {self.dim}")
         y_TD = empty_like(x_TD)
         call = entries[num_rows * dim >= SMALL]
-        status = call(get_num_threads(), self._handle, x_TD.data_ptr(), code, num_rows, dim, y_TD.data_ptr())
+        status = call(get_num_threads(), self.handle, x_TD.data_ptr(), code, num_rows, dim, y_TD.data_ptr())
         if status:
             native.fail(status)
         return y_TD

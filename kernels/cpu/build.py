@@ -11,7 +11,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "lib" / "libsmoe_cpu_x86_64.so"
-VARIANT_SOURCES = ("dot.c", "norm.c", "linear.c", "attention.c", "moe.c", "topk.c", "mla.c", "delta.c", "stream.c")
+OPERATIONS = ("norm", "linear", "attention", "moe", "topk", "route", "mla", "delta", "stream")
+VARIANT_SOURCES = ("dot.c", *(f"{name}.c" for name in OPERATIONS))
 VARIANTS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-DVARIANT_AVX512"),

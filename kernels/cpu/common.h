@@ -117,6 +117,10 @@ static inline size_t type_size(int type) { return type == BF16 ? 2 : 4; }
       (threads, att, qkv, xtype, t, cos, sin, kv_start, pos, k_cache, v_cache, out))                                          \
     X(topk, (int threads, const float *logits, int64_t t, int64_t e, int64_t k, int normalize, int32_t *ids, float *weights),     \
       (threads, logits, t, e, k, normalize, ids, weights))                                                                    \
+    X(route,                                                                                                         \
+      (int threads, const Norm *norm, const Linear *lin, const void *x, int xtype, int64_t t, int64_t k, int normalize,            \
+       void *h, float *logits, int32_t *ids, float *weights),                                                        \
+      (threads, norm, lin, x, xtype, t, k, normalize, h, logits, ids, weights))                                              \
     X(moe,                                                                                                           \
       (int threads, const Table *table, const void *x, int xtype, int64_t t, int64_t k, const int32_t *slots, const int32_t *ids, \
        const float *weights, const void *residual, float *pairs, void *y, int ytype),                                \

@@ -38,16 +38,16 @@ class MoEBlock:
         norm: RMSNorm | LayerNorm,
         bank: ExpertBank,
     ) -> None:
-        self._layer, self._norm, self._bank = layer, norm, bank
+        self._layer, self._bank = layer, bank
         self._needs_logits = bank.needs_logits
         self._router = Router(spec.router, params, f"{prefix}.router")
+        self._route = self._router.after(norm)
         self._shared = _gated_mlp(params, f"{prefix}.shared", spec.activation) if spec.shared_ffn else None
         gate = params[f"{prefix}.shared_gate.weight"] if spec.shared_gate else None
         self._shared_gate = None if gate is None else Linear(gate, out_dtype=torch.float32)
 
     def __call__(self, x_TD: torch.Tensor, context: StepContext) -> torch.Tensor:
-        h_TD = self._norm(x_TD)
-        ids_TK, weights_TK, logits_TE = self._router(h_TD)
+        h_TD, logits_TE, ids_TK, weights_TK = self._route(x_TD)
         if context.batch.route_sink is not None:
             context.batch.route_sink(self._layer, ids_TK, weights_TK, logits_TE)
         residual_TD = x_TD

@@ -1,10 +1,11 @@
 """From router logits to chosen experts and their weights, by the rule of the family."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
-from smoe.kernels import Linear, topk_softmax
+from smoe.kernels import LayerNorm, Linear, RMSNorm, SoftmaxRouter, topk_softmax
+from smoe.kernels.router import Routed
 from smoe.models.activations import sigmoid
 from smoe.models.spec import RouterSpec
 
@@ -34,6 +35,19 @@ class Router:
         else:
             ids_TK, weights_TK = choose(self._spec, logits_TE, self._bias_E)
         return ids_TK, weights_TK, logits_TE
+
+    def after(self, norm: RMSNorm | LayerNorm) -> Callable[[torch.Tensor], Routed]:
+        """The router on norm(x) as a function of x; one call of a kernel where there is one for the rule."""
+        if self._fused and isinstance(norm, RMSNorm):
+            linear = self._linear
+            return SoftmaxRouter(linear.weight, linear.bias, norm, self._spec.top_k, self._normalize)
+
+        def route(x_TD: torch.Tensor) -> Routed:
+            h_TD = norm(x_TD)
+            ids_TK, weights_TK, logits_TE = self(h_TD)
+            return Routed(h_TD, logits_TE, ids_TK, weights_TK)
+
+        return route
 
     def logits(self, h_TD: torch.Tensor) -> torch.Tensor:
         logits_TE: torch.Tensor = self._linear(h_TD)

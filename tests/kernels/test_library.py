@@ -29,6 +29,7 @@ def test_public_names() -> None:
         "Linear",
         "RMSNorm",
         "Rows",
+        "SoftmaxRouter",
         "alloc_huge",
         "moe",
         "moe_combine",

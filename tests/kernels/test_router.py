@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smoe.kernels import topk_softmax
+from smoe.kernels import RMSNorm, SoftmaxRouter, topk_softmax
 from smoe.kernels.router import topk_softmax_ref
 from tests.kernels.support import F64, assert_close
 
@@ -46,3 +46,16 @@ def test_k_out_of_range(variant: str) -> None:
     for k in (0, 9):
         with pytest.raises(ValueError, match=f"k={k} of 8"):
             topk_softmax(torch.randn(1, 8), k, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 400])  # 400: each of the three runs on both threads
+def test_norm_logits_and_choice_in_one_call_are_bitwise_the_three(
+    variant: str, rows: int, dtype: torch.dtype
+) -> None:
+    norm = RMSNorm(torch.rand(70) + 0.5, 1e-5)
+    router = SoftmaxRouter(torch.randn(33, 70).bfloat16(), torch.randn(33), norm, 5, True)
+    x = torch.randn(rows, 70).to(dtype)
+    for fused, single in zip(router(x), router.reference(x), strict=True):
+        assert fused.dtype == single.dtype
+        assert torch.equal(fused, single)
