@@ -62,7 +62,11 @@ EVICT = {
         params={"prefetch": Word(("touch", "no-touch"))},
         make=lambda v, c: lru.LRU(prefetch_touch=v["prefetch"] == "touch"),
     ),
-    "lfu": Policy(about="least often used since it got its slot", make=lambda v, c: frequency.LFU()),
+    "lfu": Policy(
+        about="least often used since it got its slot",
+        params={"prefetch": Word(("touch", "no-touch"))},
+        make=lambda v, c: frequency.LFU(prefetch_touch=v["prefetch"] == "touch"),
+    ),
     "lfru": Policy(
         about="least often used of those not recently used",
         params={"recent": Number(low=0, high=1, default=0.5)},

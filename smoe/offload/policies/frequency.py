@@ -12,24 +12,28 @@ from smoe.offload.policies.protocols import Evictable, Key, Reason, Routing
 class LFU(Deaf):
     """Evicts the expert used least often since it got its slot; of equal ones the one used, or arrived, first.
 
-    The textbook's in-cache LFU: what is evicted is forgotten. A demanded expert starts with one use, a prefetched
-    one with none.
+    The textbook's in-cache LFU: what is evicted is forgotten. With `prefetch_touch` a prefetch, or its confirmation,
+    counts as a use. Without, a prefetched expert starts with none, and so goes before all that were demanded.
     """
 
-    def __init__(self) -> None:
-        self._clock = 0
+    def __init__(self, *, prefetch_touch: bool = True) -> None:
+        self._prefetch_touch, self._clock = prefetch_touch, 0
         self._uses: dict[Key, tuple[int, int]] = {}
         self._heap = Heap(self._uses.__getitem__)
 
     def admit(self, layer: int, expert: int, reason: Reason) -> None:
         self._clock += 1
-        self._uses[layer, expert] = (int(reason is not Reason.PREFETCH), self._clock)
+        self._uses[layer, expert] = (int(self._prefetch_touch or reason is not Reason.PREFETCH), self._clock)
         self._heap.push((layer, expert))
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
         for expert in experts:
             self._clock += 1
             self._uses[layer, expert] = (self._uses[layer, expert][0] + 1, self._clock)
+
+    def confirm(self, layer: int, experts: Sequence[int]) -> None:
+        if self._prefetch_touch:
+            self.touch(layer, experts)
 
     def forget(self, layer: int, expert: int) -> None:
         self._heap.remove((layer, expert))
@@ -43,6 +47,7 @@ class LFRU(LFU):
     """Least frequently *and* recently used (Bilal and Kang, "A cache management scheme for efficient content eviction
     and replication in cache networks", IEEE Access 2017): the most recently used `recent` share of the residents is
     privileged; the victim is the least often used of the others. Only if none of those can go, the least recent goes.
+    A prefetch, or its confirmation, counts as a use.
     """
 
     def __init__(self, *, recent: float = 0.5) -> None:
@@ -52,7 +57,7 @@ class LFRU(LFU):
 
     def admit(self, layer: int, expert: int, reason: Reason) -> None:
         self._clock += 1
-        self._uses[layer, expert] = (int(reason is not Reason.PREFETCH), self._clock)
+        self._uses[layer, expert] = (1, self._clock)
         self._privileged.append(layer, (expert,))
         self._demote()
 

@@ -7,19 +7,29 @@ def experts(policy):
 
 
 def test_lfu_evicts_the_least_used_and_of_equal_ones_the_one_used_first():
-    # 1 twice more, 2 once more, 3 never used again, 4 prefetched and not used. Uses: 3, 2, 1, 0.
+    # 1 twice more, 2 once more, 3 never used again: 3, 2, 1 uses.
     policy = LFU()
-    for expert, reason in ((1, D), (2, D), (3, D), (4, P)):
-        policy.admit(0, expert, reason)
+    for expert in (1, 2, 3):
+        policy.admit(0, expert, D)
     policy.touch(0, [1, 2])
     policy.touch(0, [1])
-    assert experts(policy) == [4, 3, 2, 1]
+    assert experts(policy) == [3, 2, 1]
     # Uses equal: the order of last use decides, not the number of the expert.
     policy = LFU()
     for expert in (1, 2, 3):
         policy.admit(0, expert, D)
     policy.touch(0, [3, 1, 2])
     assert experts(policy) == [3, 1, 2]
+
+
+def test_a_prefetch_is_a_use_or_is_not():
+    # 1 demanded, 2 prefetched, 2 confirmed: uses 1 and 2, or 1 and 0.
+    for touch, order in ((True, [1, 2]), (False, [2, 1])):
+        policy = LFU(prefetch_touch=touch)
+        policy.admit(0, 1, D)
+        policy.admit(0, 2, P)
+        policy.confirm(0, [2])
+        assert experts(policy) == order, touch
 
 
 def test_lfu_forgets_what_it_evicts():
