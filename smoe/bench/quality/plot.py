@@ -46,6 +46,9 @@ def _points(axis: Any, points: Mapping[str, tuple[float, Interval]], colours: Ma
         spread = [[100 * (rise.value - rise.low)], [100 * (rise.high - rise.value)]]
         axis.errorbar(x, 100 * rise.value, yerr=spread, marker="o", color=colours[name], capsize=3)
     axis.set_xlim(left=0)
+    axis.set_yscale("symlog", linthresh=10)
+    axis.set_ylim(bottom=-2)
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.axhline(0, color="grey", linewidth=0.8)
     axis.grid(alpha=0.3)
 

@@ -1,6 +1,7 @@
 """Held-out texts as token windows, and streams that switch between domains."""
 
 import gzip
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -9,6 +10,7 @@ from smoe.core.errors import ConfigError
 
 DOMAINS = ("prose", "dialogue", "code", "maths")
 SWITCHING = "switching"
+_LINE_STARTS = re.compile(r"(?<=\S)(?=\n)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +24,10 @@ class Text:
 
 
 def heldout_tokens(encode: Callable[[str], list[int]]) -> dict[str, list[int]]:
-    """Every packaged text, whole, by domain."""
+    """Every packaged text, whole, by domain. Line by line, because a tokenizer warns of texts beyond the context."""
     folder = resources.files("smoe") / "assets" / "heldout"
-    return {name: encode(gzip.decompress((folder / f"{name}.txt.gz").read_bytes()).decode()) for name in DOMAINS}
+    texts = {name: gzip.decompress((folder / f"{name}.txt.gz").read_bytes()).decode() for name in DOMAINS}
+    return {name: [i for line in _LINE_STARTS.split(text) for i in encode(line)] for name, text in texts.items()}
 
 
 def windows(token_ids: Sequence[int], count: int, length: int) -> list[tuple[int, ...]]:
