@@ -8,7 +8,7 @@ import typer
 from smoe.cli import options
 from smoe.cli.sampling import sampling_params
 from smoe.cli.values import integer, no_effect, number, read_text, token_ids
-from smoe.core.config import DTYPES, DType, EngineConfig
+from smoe.core.config import DEFAULT_POLICY, DTYPES, DType, EngineConfig
 from smoe.core.errors import ConfigError
 from smoe.core.sampling import SamplingParams
 
@@ -43,6 +43,7 @@ def command(
     ] = None,
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
+    expert_policy: options.ExpertPolicy = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
     record_routes: Annotated[
@@ -53,6 +54,9 @@ def command(
     ] = None,
     record_logits: Annotated[
         bool, typer.Option("--record-logits", help="Router logits go into the route trace too.")
+    ] = False,
+    record_lookahead: Annotated[
+        bool, typer.Option("--record-lookahead", help="What each next layer's router would say goes there too.")
     ] = False,
     in_process: options.InProcess = False,
     json: Annotated[
@@ -76,15 +80,19 @@ def command(
         raise no_effect("record_fraction", record_fraction, "--record-routes")
     if record_logits and record_routes is None:
         raise no_effect("record_logits", record_logits, "--record-routes")
+    if record_lookahead and record_routes is None:
+        raise no_effect("record_lookahead", record_lookahead, "--record-routes")
     config = EngineConfig(
         model=model,
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
+        expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
         max_model_len=integer("max_model_len", max_model_len),
         threads=integer("threads", threads),
         record_routes=record_routes,
         record_fraction=1.0 if record_fraction is None else number("record_fraction", record_fraction) or 0.0,
         record_logits=record_logits,
+        record_lookahead=record_lookahead,
     )
     prompts = _prompts(prompt, prompt_file, prompt_token_ids)
     return _run(config, prompts, params, distributed=not in_process, json=json)

@@ -17,7 +17,7 @@ class EngineConfig:
     `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident, and then another
     `expert_policy` (read by smoe.offload.policies.spec) than the default is refused, having no effect.
     `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests; `record_logits` adds
-    the router logits to it.
+    the router logits to it, `record_lookahead` those of each next layer's router.
     """
 
     model: str = "builtin"
@@ -33,6 +33,7 @@ class EngineConfig:
     record_routes: str | None = None
     record_fraction: float = 1.0
     record_logits: bool = False
+    record_lookahead: bool = False
 
     def __post_init__(self) -> None:
         from smoe.core.expert_memory import ExpertMemory
@@ -52,5 +53,6 @@ class EngineConfig:
                 raise ConfigError(name, value, "integer >= 1")
         if not 0.0 < self.record_fraction <= 1.0:
             raise ConfigError("record_fraction", self.record_fraction, "above 0 up to 1")
-        if self.record_logits and self.record_routes is None:
-            raise ConfigError("record_logits", self.record_logits, "has no effect without record_routes")
+        for name in ("record_logits", "record_lookahead"):
+            if getattr(self, name) and self.record_routes is None:
+                raise ConfigError(name, True, "has no effect without record_routes")

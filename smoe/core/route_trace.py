@@ -2,7 +2,7 @@
 
     token_ids [T] i32 · sequence_start [S+1] i64 (sequence s is rows start[s]:start[s+1]) · phase [T] u8
     expert_ids [L,T,k] i16, in descending weight · optional: expert_weights [L,T,k] f16, router_logits [L,T,E] f16,
-    lookahead_logits [L,T,E] f16 (the router of the MoE layer after l, for the last one the first, applied to l's input)
+    lookahead_logits [L,T,E] f16 (the router of the MoE layer after l applied to the input of l's; zeros for the last)
 
 The file's metadata has one entry, `route_trace`: JSON with schema, fingerprint, num_experts, top_k, layers.
 A row's token is the one that went in (-1 where the source does not tell), and its experts are those that computed it.

@@ -8,6 +8,7 @@ from smoe.core.model_info import ModelInfo
 from smoe.core.step import Executor
 from smoe.engine.core import EngineCore
 from smoe.engine.local import LocalClient
+from smoe.engine.lookahead_bank import LookaheadBank
 from smoe.engine.plan import MemoryPlan, compute_dtype, plan_memory
 from smoe.engine.recorder import RouteRecorder
 from smoe.engine.runner import Runner
@@ -34,6 +35,8 @@ def build_runner(config: EngineConfig) -> Runner:
         torch.set_num_threads(config.threads)
     dtype = compute_dtype(checkpoint.spec, config)
     bank = make_bank(checkpoint, config, dtype, free_bytes=plan.auto_bytes)
+    if recorder is not None and config.record_lookahead:
+        bank = LookaheadBank(bank, recorder.see_lookahead, last_layer=info.moe_layers[-1])
     try:
         decoder = Decoder(checkpoint.spec, checkpoint.params(dtype=dtype, device=device), bank, dtype=dtype)
         kv = KVCache(checkpoint.spec, num_rows=plan.kv_rows, num_states=config.max_num_seqs, dtype=dtype, device=device)
@@ -83,6 +86,7 @@ def model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Tokenizer | 
         dense_bytes=plan.dense_bytes,
         eos_token_ids=eos_token_ids(checkpoint.folder, spec.eos_token_ids, tokenizer),
         has_tokenizer=tokenizer is not None,
+        lossy=plan.lossy,
     )
 
 

@@ -15,13 +15,15 @@ from smoe.models.batch import RouteSink
 
 @dataclass(slots=True)
 class _Recorded:
-    """One sequence, a piece a step: token ids [n], phase [n], expert ids and weights [L, n, k], logits [L, n, E]."""
+    """One sequence, a piece a step: token ids [n], phase [n], expert ids and weights [L, n, k], logits and
+    look-ahead [L, n, E]."""
 
     token_ids: list[Array] = field(default_factory=list)
     phase: list[Array] = field(default_factory=list)
     ids: list[Array] = field(default_factory=list)
     weights: list[Array] = field(default_factory=list)
     logits: list[Array] = field(default_factory=list)
+    lookahead: list[Array] = field(default_factory=list)
 
 
 class RouteRecorder:
@@ -40,10 +42,11 @@ class RouteRecorder:
         self._sequences: list[_Recorded] = []
         self._current: dict[str, _Recorded] = {}
         self._seen: dict[int, tuple[Array, Array, Array | None]] = {}
+        self._ahead: dict[int, Array] = {}
 
     def begin(self, plan: StepPlan) -> RouteSink | None:
         """What to hand to the batch of this plan; None when nothing of it is to be recorded."""
-        self._seen = {}
+        self._seen, self._ahead = {}, {}
         return self._see if any(span.record for span in plan.spans) else None
 
     def commit(self, plan: StepPlan) -> None:
@@ -68,7 +71,14 @@ class RouteRecorder:
             sequence.weights.append(np.stack([weights[rows] for _, weights, _ in by_layer]))
             if self._logits:
                 sequence.logits.append(np.stack([logits[rows] for _, _, logits in by_layer if logits is not None]))
-        self._seen = {}
+            if self._ahead:
+                ahead = [self._ahead[layer][rows] for layer in self._info.moe_layers[:-1]]
+                sequence.lookahead.append(np.stack([*ahead, np.zeros_like(ahead[0])]))
+        self._seen, self._ahead = {}, {}
+
+    def see_lookahead(self, layer: int, logits_TE: torch.Tensor) -> None:
+        """Of the forward begun last: `layer`'s look-ahead, f16. All MoE layers but the last tell theirs, or none."""
+        self._ahead[layer] = logits_TE.to("cpu", torch.float16, copy=True).numpy()
 
     def write(self) -> None:
         """Writes the file; sequences in the order in which they started. Without any, no file.
@@ -82,6 +92,7 @@ class RouteRecorder:
         ids = np.concatenate([piece for sequence in sequences for piece in sequence.ids], axis=1)
         weights = np.concatenate([piece for sequence in sequences for piece in sequence.weights], axis=1)
         logits = [piece for sequence in sequences for piece in sequence.logits]
+        lookahead = [piece for sequence in sequences for piece in sequence.lookahead]
         order = np.argsort(-weights, axis=-1, kind="stable")
         trace = RouteTrace(
             fingerprint=self._info.fingerprint,
@@ -94,6 +105,7 @@ class RouteRecorder:
             expert_ids=np.take_along_axis(ids, order, -1),
             expert_weights=np.take_along_axis(weights, order, -1),
             router_logits=np.concatenate(logits, axis=1) if logits else None,
+            lookahead_logits=np.concatenate(lookahead, axis=1) if lookahead else None,
         )
         write_route_trace(self._path, trace)
 

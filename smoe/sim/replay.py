@@ -81,14 +81,19 @@ class Replay:
             if arrives > self.now:
                 self.wait_s += arrives - self.now
                 self.now = arrives
+            views: list[View] = []
+            others = False
             for view in link.arrivals(self.now):
-                if not run.awaits(view):
+                if run.awaits(view):
+                    run.arrived(view)
+                    views.append(view)
+                else:
                     planner.arrived(view)
-                    self._begin(run.resume())
-                    continue
-                run.arrived(view)
-                self.now += row_s if rows_of is None else row_s * rows_of[view.expert]
-                self._begin(run.retire([view]))
+                    others = True
+            if others:
+                self._begin(run.resume())
+            self.now += row_s * (len(views) if rows_of is None else sum([rows_of[view.expert] for view in views]))
+            self._begin(run.retire(views))
 
     def _begin(self, views: Sequence[View]) -> None:
         link, now = self._link, self.now

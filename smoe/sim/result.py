@@ -8,7 +8,7 @@ from smoe.core.stats import ExpertStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimResult:
-    """`experts` are counts as the engine's; `bytes_moved` and `wait_s` are virtual, 0 without an expert's size or a link.
+    """`experts` are counts as the engine's; `bytes_moved` is 0 without an expert's size, `wait_s` virtual.
 
     `transfers` were carried by the link; `cancelled` are prefetches taken back before they started. `seconds` is the
     virtual time of the whole replay, None without a link; `link_busy_share` the part of it in which the link carried

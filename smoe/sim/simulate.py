@@ -1,7 +1,9 @@
 """One trace, one combination of policies, one capacity: what the engine would have counted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
+
+import numpy as np
 
 from smoe.core.errors import ConfigError
 from smoe.core.expert_memory import ExpertMemory
@@ -10,6 +12,8 @@ from smoe.core.stats import ExpertStats
 from smoe.offload.cache import Residency
 from smoe.offload.planner import Planner
 from smoe.offload.policies.catalog import Geometry
+from smoe.offload.policies.future import Future
+from smoe.offload.policies.protocols import PolicySet
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import MODES, Mode, forwards
@@ -49,10 +53,13 @@ def simulate(
     _check(trace, spec, link, compute, expert_bytes, mode, batch)
     layers = trace.layers
     geometry = Geometry(layers=layers, num_experts=trace.num_experts, top_k=trace.top_k)
-    policies = spec.build(geometry, seed=seed)
+    policies = spec.build(geometry, seed=seed, future=_future(trace, mode, batch) if spec.needs_future else None)
+    _check_needs(trace, spec, policies)
     floor = num_slots // len(layers) if pool == "layer" else 1
     residency = Residency(num_slots, layers, policies.eviction, floor=floor)
-    planner = Planner(residency, policies, layers, max_background=max_background or num_slots)
+    # The engine's default too: a layer's share of the slots.
+    depth = max(1, num_slots // len(layers)) if max_background is None else max_background
+    planner = Planner(residency, policies, layers, max_background=depth)
     transfer_s = 0.0 if link is None or expert_bytes is None else link.transfer_s(expert_bytes)
     compute = compute or ComputeModel()
     planner.fetch_s, planner.compute_s = transfer_s, compute.row_s
@@ -138,3 +145,27 @@ def _check(
         raise ConfigError("compute", str(compute), "has no effect without a link")
     if not trace.num_tokens:
         raise ConfigError("trace", "0 tokens", "at least one token")
+
+
+def _check_needs(trace: RouteTrace, spec: PolicySpec, policies: PolicySet) -> None:
+    """Raises ConfigError for a policy that asks for what was not recorded."""
+    if policies.prefetch is not None and policies.prefetch.needs_lookahead and trace.lookahead_logits is None:
+        limit = (
+            "the trace has no lookahead_logits; prefetch=oracle:accuracy=X stands in for a predictor of that accuracy"
+        )
+        raise ConfigError("policies.prefetch", spec.prefetch.name, limit)
+    if policies.miss.needs_logits and trace.router_logits is None:
+        raise ConfigError("policies.miss", spec.miss.name, "the trace has no router_logits")
+    if spec.lossy and trace.expert_weights is None:
+        raise ConfigError("policies.miss", spec.miss.name, "the trace has no expert_weights")
+
+
+def _future(trace: RouteTrace, mode: Mode, batch: int) -> Future:
+    """The passes of the replay."""
+
+    def passes() -> Iterator[tuple[int, list[int]]]:
+        for spans in forwards(trace, mode, batch):
+            ids = np.concatenate([trace.expert_ids[:, start:end] for start, end in spans], axis=1)
+            yield from zip(trace.layers, ids.reshape(len(trace.layers), -1).tolist(), strict=True)
+
+    return Future.of(passes())

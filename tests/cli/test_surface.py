@@ -10,11 +10,11 @@ import typer
 import smoe as package
 from smoe.cli.app import app
 
-COMMON = ["--dtype", "--expert-memory", "--help", "--max-model-len", "--model"]
+COMMON = ["--dtype", "--expert-memory", "--expert-policy", "--help", "--max-model-len", "--model"]
 SAMPLING = ["--max-tokens", "--seed", "--stop", "--temperature", "--top-k", "--top-p"]
 GENERATE = [
     *("--ignore-eos", "--in-process", "--json", "--logprobs", "--prompt", "--prompt-file", "--prompt-token-ids"),
-    *("--record-fraction", "--record-logits", "--record-routes", "--threads"),
+    *("--record-fraction", "--record-logits", "--record-lookahead", "--record-routes", "--threads"),
 ]
 SURFACE = {
     "generate": sorted([*COMMON, *SAMPLING, *GENERATE]),
