@@ -1,9 +1,10 @@
-"""transformers with accelerate's disk offload as a contender: `python -m smoe.bench.offload.accelerate_peer FOLDER SCRATCH`.
+"""transformers with accelerate's disk offload as a contender: `python -m ...accelerate_peer FOLDER SCRATCH`.
 
 {"op": "open", "limit_folder": group or None}: loads outside the limit, since loading takes more than the whole model's
 size, and joins the group for what follows. {"op": "decode", "prompt": token ids, "tokens": n} decodes greedily.
 """
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -55,7 +56,7 @@ class Accelerate:
                     # The argument's new name, `cache`, is not there in every version that runs here.
                     last = torch.tensor([[token_ids[-1]]])
                     out = self._model(last, past_key_values=out.past_key_values, use_cache=True)
-        gaps = [late - early for early, late in zip(ticks, ticks[1:], strict=False)]
+        gaps = [late - early for early, late in itertools.pairwise(ticks)]
         return Sample(ttft_s=ticks[0] - began, step_s=gaps, token_ids=token_ids).to_json()
 
 

@@ -4,6 +4,7 @@
 "tokens": n} decodes greedily.
 """
 
+import itertools
 import sys
 import time
 from typing import Any
@@ -43,7 +44,7 @@ class Llama:
             ticks.append(time.perf_counter())
             if len(token_ids) < tokens:
                 self._model.eval(token_ids[-1:])
-        gaps = [late - early for early, late in zip(ticks, ticks[1:], strict=False)]
+        gaps = [late - early for early, late in itertools.pairwise(ticks)]
         return Sample(ttft_s=ticks[0] - began, step_s=gaps, token_ids=token_ids).to_json()
 
 

@@ -1,8 +1,9 @@
-"""smoe as a contender: `python -m smoe.bench.offload.own '{"model": ...}'`, the argument being an EngineConfig's fields.
+"""smoe as a contender: `python -m smoe.bench.offload.own '{"model": ...}'`, the argument being fields of EngineConfig.
 
 Messages: {"op": "open"} loads the engine anew, with an empty cache; {"op": "decode", "prompt": token ids, "tokens": n}.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -61,7 +62,7 @@ class Own:
         stats = client.stats()
         return Sample(
             ttft_s=ticks[0] - began,
-            step_s=[late - early for early, late in zip(ticks, ticks[1:], strict=False)],
+            step_s=[late - early for early, late in itertools.pairwise(ticks)],
             experts=stats.experts.since(after_prefill),
             token_ids=token_ids,
             peak_rss_bytes=stats.peak_rss_bytes,

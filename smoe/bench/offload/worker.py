@@ -1,4 +1,4 @@
-"""The worker's end of a contender: a process that answers JSON lines, so that its memory is measured and bounded alone."""
+"""The worker's end of a contender: a process that answers JSON lines, its memory measured and bounded alone."""
 
 import json
 import os

@@ -1,0 +1,51 @@
+"""One simulation's counts beside the point that asked for them. Torch-free."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from smoe.bench.cache.grid import Point
+from smoe.sim.result import SimResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """`accesses` are hits, late and misses together; `transfers` experts brought in for any reason."""
+
+    point: Point
+    accesses: int
+    hits: int
+    cold: int
+    collisions: int
+    late: int
+    prefetched: int
+    wasted: int
+    transfers: int
+    tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.accesses)
+
+    @property
+    def collision_rate(self) -> float:
+        return self.collisions / max(1, self.accesses)
+
+    def to_json(self) -> dict[str, Any]:
+        body = asdict(self)
+        return {**body.pop("point"), **body, "hit_rate": round(self.hit_rate, 5)}
+
+
+def row(point: Point, result: SimResult) -> Row:
+    counts = result.experts
+    return Row(
+        point=point,
+        accesses=result.accesses,
+        hits=counts.hits,
+        cold=counts.cold_misses,
+        collisions=counts.collision_misses,
+        late=counts.late,
+        prefetched=counts.prefetched,
+        wasted=counts.wasted,
+        transfers=result.transfers,
+        tokens=result.tokens,
+    )

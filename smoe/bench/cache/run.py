@@ -1,0 +1,105 @@
+"""`smoe bench cache`: which eviction suits which cache, prefetch and trace, by simulation."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from smoe.bench.cache.grid import EVICTIONS, PERCENTS, POOLS, Point, points
+from smoe.bench.cache.plot import plot_collisions, plot_hits
+from smoe.bench.cache.report import explain, least_stale_figures, print_winners, winner_figures
+from smoe.bench.cache.rows import Row, row
+from smoe.bench.cache.speed import head, speed_figures
+from smoe.bench.cache.winners import contests, winners
+from smoe.bench.result import Figure, Result
+from smoe.core.expert_memory import ExpertMemory
+from smoe.core.packaged_traces import open_trace
+from smoe.core.route_trace import RouteTrace
+from smoe.sim.forwards import Mode
+from smoe.sim.simulate import simulate
+
+TRACES: tuple[tuple[str, Mode], ...] = (
+    ("gpt-oss-20b", "decode"),
+    ("deepseek-v2-lite", "prefill"),
+    ("builtin", "decode"),
+)
+TOKENS, QUICK_TOKENS = 1024, 256
+QUICK_PERCENTS = (5.0, 25.0)
+
+Traces = Mapping[str, RouteTrace]
+FanOut = Callable[[Sequence[Point], Traces], Iterable[Row]]
+"""Simulates every point, in any order, perhaps in other processes."""
+
+
+def run(*, quick: bool, out: Path, fan_out: FanOut | None = None, trace: str | None = None) -> Result:
+    """Minutes; `quick` less. `trace` is a route trace file (decode) to use whole instead of the packaged ones.
+
+    Raises TraceError. Pictures go to `out`.
+    """
+    chosen = TRACES if trace is None else ((trace, "decode"),)
+    limit = None if trace is not None else QUICK_TOKENS if quick else TOKENS
+    traces = {name: cut(open_trace(name), limit) for name, _ in chosen}
+    percents = QUICK_PERCENTS if quick else PERCENTS
+    todo = [point for name, mode in chosen for point in points(name, traces[name], mode, percents=percents)]
+    result = Result(
+        name="cache-quick" if quick else "cache",
+        config={
+            "traces": {name: {"mode": mode, "tokens": traces[name].num_tokens} for name, mode in chosen},
+            "percents": percents,
+            "evictions": EVICTIONS,
+            "pools": POOLS,
+            "points": len(todo),
+            "seed": 0,
+        },
+    )
+    first = next(iter(traces.values()))
+    figures, samples = speed_figures(first, repeats=2 if quick else 5)
+    result.samples["accesses_per_s"] = samples
+    for figure in figures:
+        result.add(figure)
+    rows = _sweep(todo, traces, fan_out or in_process, result)
+    found, fights = winners(rows), contests(rows)
+    for figure in (*winner_figures(found), *least_stale_figures(fights)):
+        result.add(figure)
+    result.samples["rows"] = [each.to_json() for each in rows]
+    result.samples["winners"] = [asdict(each) for each in found]
+    result.samples["least_stale"] = [explain(each) for each in fights]
+    print_winners(found)
+    for name, _ in chosen:
+        for pool in POOLS:
+            plot_hits(rows, name, pool, out / f"{result.name}-{Path(name).name}-{pool}.png")
+    for pool in POOLS:
+        plot_collisions(rows, pool, out / f"{result.name}-collisions-{pool}.png")
+    return result
+
+
+def run_point(point: Point, trace: RouteTrace) -> Row:
+    # Half a slot on top: a fraction of slots a layer is rounded down to whole slots in all.
+    memory = ExpertMemory("slots", (point.num_slots + 0.5) / len(trace.layers))
+    return row(point, simulate(trace, point.policy, memory, pool=point.pool, mode=point.mode))
+
+
+def in_process(todo: Sequence[Point], traces: Traces) -> Iterable[Row]:
+    return (run_point(point, traces[point.trace]) for point in todo)
+
+
+def cut(trace: RouteTrace, tokens: int | None) -> RouteTrace:
+    return trace if tokens is None or trace.num_tokens <= tokens else head(trace, tokens)
+
+
+def _sweep(todo: Sequence[Point], traces: Traces, fan_out: FanOut, result: Result) -> list[Row]:
+    """Rows in the order of `todo`, with a figure of the time that they took."""
+    began = time.perf_counter()
+    found = {each.point: each for each in fan_out(todo, traces)}
+    seconds = time.perf_counter() - began
+    rows = [found[point] for point in todo]
+    accesses = sum(each.accesses for each in rows)
+    result.add(
+        Figure(
+            figure=f"sweep of {len(rows)} combinations",
+            value=seconds,
+            unit="s",
+            bound=f"{accesses:,} accesses at {accesses / seconds:,.0f} a second over all processes",
+        )
+    )
+    return rows
