@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help venv demo test test-slow lint types contracts unit wheel kernels bench-decode gpu-check clean
+.PHONY: help venv demo test test-slow lint types contracts unit wheel kernels bench-decode bench-quality gpu-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -55,6 +55,9 @@ kernels: $(VENV)/.dev-stamp  ## rebuild the CPU kernel library (needs gcc)
 
 bench-decode: $(VENV)/.dev-stamp  ## decode speed against transformers; QUICK=1 for minutes
 	$(BIN)/smoe bench decode $(if $(QUICK),--quick)
+
+bench-quality: $(VENV)/.dev-stamp  ## perplexity that lossy policies cost, and the time they save; QUICK=1 for two minutes
+	$(BIN)/smoe bench quality $(if $(QUICK),--quick)
 
 gpu-check: $(VENV)/.dev-stamp  ## test and time the CUDA paths (needs a GPU; under ten minutes)
 	$(BIN)/python -m smoe.bench.gpu_check $(if $(QUICK),--quick)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smoe.cli import options
+from smoe.cli import bench_quality, options
 
 NAME = "bench"
 EXAMPLE = options.example("smoe bench decode --quick")
@@ -22,7 +22,7 @@ RESULTS = Path("benchmarks/results")
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "smoe"
 
 
@@ -46,7 +46,7 @@ def decode_command(
     result = run(
         lambda config, distributed: open_client(config, distributed=distributed),
         quick=quick,
-        cache=None if skip_inflated else cache or _cache(),
+        cache=None if skip_inflated else cache or cache_folder(),
     )
     print_figures(result.summary, "decode")
     print(result.write(out))
@@ -66,6 +66,11 @@ def offload_command(
     from smoe.bench.offload.run import CHOSEN, run
     from smoe.bench.result import print_figures
 
-    result = run(quick=quick, cache=cache or _cache(), out=out, policies=policies or CHOSEN, with_peers=not skip_peers)
+    result = run(
+        quick=quick, cache=cache or cache_folder(), out=out, policies=policies or CHOSEN, with_peers=not skip_peers
+    )
     print_figures(result.summary, "offload")
     print(result.write(out))
+
+
+app.command("quality", epilog=bench_quality.EXAMPLE)(bench_quality.command)

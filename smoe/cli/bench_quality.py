@@ -29,7 +29,7 @@ def command(
     from smoe.bench.decode.bound import inflated_folder
     from smoe.bench.quality.run import run
     from smoe.bench.result import print_figures
-    from smoe.cli.bench import _cache
+    from smoe.cli.bench import cache_folder
     from smoe.engine.tokenizer import load_tokenizer
     from smoe.models.loading import model_folder
 
@@ -39,7 +39,7 @@ def command(
         tokenizer.encode,
         quick=quick,
         expert_memory=expert_memory,
-        inflated=None if skip_inflated else lambda: inflated_folder(cache or _cache()),
+        inflated=None if skip_inflated else lambda: inflated_folder(cache or cache_folder()),
         out=out,
     )
     print_figures(result.summary, "quality")

@@ -22,6 +22,7 @@ SURFACE = {
     "plan": sorted([*COMMON, "--json", "--max-num-seqs"]),
     "doctor": ["--dir", "--help", "--json"],
     "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
+    "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
     "trace import": [
         "--help",
