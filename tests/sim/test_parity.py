@@ -36,6 +36,17 @@ POLICIES = (
     "evict=lru",
     "evict=fifo",
     "evict=random",
+    "evict=lfru",
+    "evict=frequency:halve=7",
+    "evict=utility:mass",
+    "evict=lru:no-touch,prefetch=gate",
+    "evict=random,prefetch=gate:threshold=0.4",
+    "evict=lfu,prefetch=follow",
+    "evict=utility,prefetch=token:width=5",
+    "evict=least-stale:cyclic,prefetch=gate:threshold=0.2",
+    "evict=least-stale:fifo,prefetch=gate",
+    "evict=least-stale:layer,prefetch=follow:threshold=0.1",
+    "evict=least-stale:four-tier,prefetch=gate:width=3",
 )
 COUNTS = (
     "hits",
@@ -87,13 +98,15 @@ class Offloaded:
         self._params = self._checkpoint.params(dtype=self._dtype, device="cpu")
         self._shelf = Shelf(self._checkpoint.spec, self._checkpoint.expert_source, self._dtype)
 
-    def stats(self, policy: str, slots_a_layer: int, *, seed: int) -> ExpertStats:
+    def stats(self, policy: str, slots_a_layer: int, *, seed: int, shared: bool = False) -> ExpertStats:
         spec = self._checkpoint.spec
         info = model_info(self._checkpoint, plan_memory(self._checkpoint, CONFIG), None)
         geometry = Geometry(layers=info.moe_layers, num_experts=info.num_experts, top_k=info.top_k)
         policies = parse_policies(policy).build(geometry, seed=seed)
         num_slots = slots_a_layer * len(info.moe_layers)
-        bank = OffloadedBank(self._shelf, InstantStore(), policies, num_slots=num_slots, floor=slots_a_layer)
+        bank = OffloadedBank(
+            self._shelf, InstantStore(), policies, num_slots=num_slots, floor=1 if shared else slots_a_layer
+        )
         decoder = Decoder(spec, self._params, bank, dtype=self._dtype)
         kv = KVCache(spec, num_rows=64, num_states=1, dtype=self._dtype, device="cpu")
         core = build_core(CONFIG, Runner(decoder, kv, bank, info))
@@ -149,8 +162,15 @@ def test_engine_and_simulator_count_alike(engine: Offloaded, trace: RouteTrace, 
     assert live.hits + live.late + live.misses == simulated.accesses
     if slots < 64:
         assert live.evictions > 0
-    if "prefetch" in policy:
+    if "prefetch" in policy and slots < 64:
         assert live.prefetched > 0
+
+
+@pytest.mark.parametrize("policy", ["evict=least-stale:cyclic,prefetch=gate", "evict=lru:no-touch,prefetch=follow"])
+def test_they_count_alike_when_layers_share_the_slots(engine: Offloaded, trace: RouteTrace, policy: str) -> None:
+    live = engine.stats(policy, 6, seed=3, shared=True)
+    assert counts(simulate(trace, policy, "6", pool="shared", seed=3).experts) == counts(live)
+    assert live.wasted > 0
 
 
 def test_the_trace_looks_ahead_as_the_engine_does(trace: RouteTrace) -> None:
