@@ -11,7 +11,9 @@ class Completion:
     """`text` is None when the model folder has no tokenizer; `logprobs` when none were asked for.
 
     `first_token_s` and `last_token_s` are `time.perf_counter` values of arrival, None when there was no token.
-    `error` says why when `finish_reason` is `error` or `numeric_error`.
+    `error` says why when `finish_reason` is `error` or `numeric_error`. With a lossy expert policy (ModelInfo.lossy)
+    `substituted_slots` router choices were computed by another expert, `substituted_mass` in router weight (a whole row
+    of one layer weighs 1).
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -24,6 +26,8 @@ class Completion:
     error: str | None
     first_token_s: float | None
     last_token_s: float | None
+    substituted_slots: int = 0
+    substituted_mass: float = 0.0
 
 
 def complete(
@@ -47,4 +51,6 @@ def complete(
         error=last.error,
         first_token_s=times[0] if times else None,
         last_token_s=times[-1] if times else None,
+        substituted_slots=last.substituted_slots,
+        substituted_mass=last.substituted_mass,
     )

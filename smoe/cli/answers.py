@@ -72,11 +72,16 @@ def _object(run: Run, completion: Completion) -> dict[str, Any]:
         },
         "logprobs": None if completion.logprobs is None else [_logprob(entry) for entry in completion.logprobs],
         "lossy": run.lossy,
+        "substituted_slots": completion.substituted_slots,
+        "substituted_mass": completion.substituted_mass,
         "stats": {
             "tokens_per_s": _decode_rate([completion]),
             "ttft_ms": _ttft_ms(run, completion),
             "expert_hits": run.experts.hits,
             "expert_misses": run.experts.misses,
+            "expert_late": run.experts.late,
+            "expert_prefetched": run.experts.prefetched,
+            "expert_wasted": run.experts.wasted,
             "bytes_moved": run.experts.bytes_moved,
             "expert_budget_bytes": run.experts.budget_bytes,
             "expert_peak_bytes": run.experts.peak_bytes,
@@ -126,6 +131,12 @@ def print_table(run: Run) -> None:
     )
     for name, figure in rows:
         table.add_row(name, figure)
+    if experts.prefetched:
+        ended = f"{experts.prefetch_used:,} on time, {experts.late:,} late, {experts.wasted:,} wasted"
+        table.add_row("experts prefetched", f"{experts.prefetched:,}: {ended}")
+    if run.lossy:
+        slots, mass = (sum(getattr(c, f"substituted_{name}") for c in run.completions) for name in ("slots", "mass"))
+        table.add_row("lossy: substituted", f"{slots:,} expert choices of router weight {mass:,.2f}")
     Console(stderr=True).print(table)
 
 

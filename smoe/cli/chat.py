@@ -10,7 +10,7 @@ from smoe.cli.generate import dtype_of
 from smoe.cli.sampling import sampling_params
 from smoe.cli.values import integer, utf8
 from smoe.core.client import EngineClient
-from smoe.core.config import EngineConfig
+from smoe.core.config import DEFAULT_POLICY, EngineConfig
 from smoe.core.errors import ConfigError, RequestError, SmoeError
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
@@ -31,6 +31,7 @@ def command(
     stop: options.Stop = None,
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
+    expert_policy: options.ExpertPolicy = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
     in_process: options.InProcess = False,
@@ -43,6 +44,7 @@ def command(
         model=model,
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
+        expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
         max_model_len=integer("max_model_len", max_model_len),
         threads=integer("threads", threads),
     )

@@ -14,6 +14,15 @@ ExpertMemoryOption = Annotated[
         help="Memory for experts: slots a layer (16), a fraction (25%), bytes (2GiB), all or auto.",
     ),
 ]
+ExpertPolicy = Annotated[
+    str | None,
+    typer.Option(
+        "--expert-policy",
+        metavar="POLICY",
+        help="What is kept, fetched ahead and done about a miss: evict=lru,prefetch=none,miss=wait (the default), or a "
+        "preset: quality-first, speed-first (these change outputs).",
+    ),
+]
 MaxModelLen = Annotated[
     str | None, typer.Option("--max-model-len", metavar="N", help="Context length; default: the model's own.")
 ]

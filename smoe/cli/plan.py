@@ -7,7 +7,7 @@ import typer
 from smoe.cli import options
 from smoe.cli.generate import dtype_of
 from smoe.cli.values import integer
-from smoe.core.config import EngineConfig
+from smoe.core.config import DEFAULT_POLICY, EngineConfig
 
 NAME = "plan"
 EXAMPLE = options.example("smoe plan --model builtin --expert-memory 25%")
@@ -17,6 +17,7 @@ def command(
     model: options.Model = "builtin",
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
+    expert_policy: options.ExpertPolicy = None,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[
         str | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at the same time.")
@@ -29,6 +30,7 @@ def command(
         model=model,
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
+        expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
         max_model_len=integer("max_model_len", max_model_len),
         max_num_seqs=EngineConfig().max_num_seqs if seqs is None else seqs,
     )

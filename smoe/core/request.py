@@ -45,7 +45,8 @@ class Delta:
 
     `text` is what may be shown now (the start of a possible stop string and incomplete UTF-8 are held back);
     `token_ids` are the tokens sampled since the last delta. `finish_reason`, `usage` come with the last one;
-    `error` says why when the reason is `error` or `numeric_error`.
+    `error` says why when the reason is `error` or `numeric_error`. `substituted_slots` and `substituted_mass` are what
+    a lossy expert policy changed for this request so far: router choices computed by another expert, and their weights.
     """
 
     request_id: str
@@ -56,3 +57,5 @@ class Delta:
     stop_reason: str | int | None = None
     usage: Usage | None = None
     error: str | None = None
+    substituted_slots: int = 0
+    substituted_mass: float = 0.0

@@ -47,11 +47,23 @@ class SampledToken:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Substituted:
+    """Router choices computed by another expert, and their weights, each normalised over its row's choices."""
+
+    slots: int
+    mass: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """`tokens[i]` answers `plan.spans[i]`; None for a span that samples nothing and met no error."""
+    """`tokens[i]` answers `plan.spans[i]`; None for a span that samples nothing and met no error.
+
+    `substituted[i]` says what a lossy expert policy changed for it, over all layers and rows; empty when nothing.
+    """
 
     tokens: tuple[SampledToken | None, ...]
+    substituted: tuple[Substituted, ...] = ()
 
 
 class Executor(Protocol):

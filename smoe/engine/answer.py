@@ -1,6 +1,7 @@
 """One request being answered: from sampled tokens to the deltas that its client sees."""
 
 from smoe.core.request import Delta, FinishReason, TokenLogprob, Usage
+from smoe.core.step import Substituted
 from smoe.engine.detokenize import Detokenizer
 from smoe.engine.stops import StopMatcher
 from smoe.sched.scheduler import Progress
@@ -10,12 +11,18 @@ from smoe.sched.sequence import Sequence
 class Answer:
     """Turns the progress of `sequence` into deltas. Without `detokenizer` every text is empty."""
 
-    __slots__ = ("_detokenizer", "_stops", "sequence")
+    __slots__ = ("_detokenizer", "_stops", "_substituted", "sequence")
 
     def __init__(self, sequence: Sequence, detokenizer: Detokenizer | None) -> None:
         self.sequence = sequence
         self._detokenizer = detokenizer
         self._stops = StopMatcher(sequence.params.stop)
+        self._substituted = Substituted(0, 0.0)
+
+    def note_substituted(self, more: Substituted) -> None:
+        """Of one step; the deltas from here on have it in their totals."""
+        so_far = self._substituted
+        self._substituted = Substituted(so_far.slots + more.slots, so_far.mass + more.mass)
 
     def delta(self, progress: Progress) -> Delta:
         """The next delta; it ends the request also when its text reaches a stop string.
@@ -39,9 +46,18 @@ class Answer:
                 finish_reason="stop",
                 stop_reason=matched,
                 usage=usage,
+                substituted_slots=self._substituted.slots,
+                substituted_mass=self._substituted.mass,
             )
         if reason is None:
-            return Delta(request_id=self.sequence.request_id, text=text, token_ids=(token.token_id,), logprobs=logprobs)
+            return Delta(
+                request_id=self.sequence.request_id,
+                text=text,
+                token_ids=(token.token_id,),
+                logprobs=logprobs,
+                substituted_slots=self._substituted.slots,
+                substituted_mass=self._substituted.mass,
+            )
         return self._last(
             reason, text=text, token_ids=(token.token_id,), logprobs=logprobs, stop_reason=progress.stop_reason
         )
@@ -76,6 +92,8 @@ class Answer:
             stop_reason=stop_reason,
             usage=self._usage(),
             error=error,
+            substituted_slots=self._substituted.slots,
+            substituted_mass=self._substituted.mass,
         )
 
     def _usage(self) -> Usage:

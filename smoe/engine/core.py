@@ -107,6 +107,9 @@ class EngineCore:
         self._steps += 1
         for span in plan.spans:
             self._prompt_tokens += len(span.token_ids) if span.sample_index == 0 else 0
+        for span, substituted in zip(plan.spans, result.substituted, strict=False):  # of no span, or of each
+            if span.request_id in self._answers:
+                self._answers[span.request_id].note_substituted(substituted)
         for progress in self._scheduler.update(plan, result):
             sequence = progress.sequence
             answer = self._answers[sequence.request_id]

@@ -12,6 +12,7 @@ from smoe.engine.memory import free_bytes
 from smoe.models.kv import bytes_per_row
 from smoe.models.loading import Checkpoint
 from smoe.models.spec import DecoderSpec, DeltaSpec
+from smoe.offload.build import live_policy
 from smoe.offload.shelf import Shelf
 
 _KV_SHARE = 0.25  # of the memory left beside the dense weights, when `auto` divides it between KV and experts
@@ -20,7 +21,7 @@ _LIBRARY_BYTES = 32 * 2**20  # tokenizer, kernels and allocator slack: 8 to 16 M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """All figures in bytes unless named otherwise.
+    """All figures in bytes unless named otherwise. `expert_policy` is in full; `lossy` says it changes the outputs.
 
     `expert_slots` count all layers; `auto_bytes` is what `expert_memory=auto` gives to experts. `kv_bytes` are
     touched only as far as sequences fill them. `workspace_bytes` is an estimate of activations in the largest
@@ -46,6 +47,8 @@ class MemoryPlan:
     workspace_bytes: int
     process_bytes: int
     free_bytes: int
+    expert_policy: str
+    lossy: bool
 
     @property
     def slots_per_layer(self) -> float:
@@ -67,7 +70,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     not even one sequence fits beside the weights."""
     spec, dtype, free = checkpoint.spec, compute_dtype(checkpoint.spec, config), free_bytes()
     max_model_len = context_length(spec, config)
-    budget = ExpertMemory.parse(config.expert_memory)
+    budget, policy = ExpertMemory.parse(config.expert_memory), live_policy(config)
     shelf = Shelf(spec, checkpoint.expert_source, dtype)
     layers, first = spec.moe_layers, spec.moe(spec.moe_layers[0])
     sizes = {layer: checkpoint.expert_source(layer, 0).assembled_nbytes(dtype) for layer in layers}
@@ -108,6 +111,8 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
         workspace_bytes=workspace,
         process_bytes=int(psutil.Process().memory_info().rss),
         free_bytes=free,
+        expert_policy=str(policy),
+        lossy=policy.lossy and not all_resident,
     )
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from smoe.core.errors import StoreError
 from smoe.core.model_info import ModelInfo
 from smoe.core.stats import ExpertStats
-from smoe.core.step import SampledToken, SpanPlan, StepPlan, StepResult
+from smoe.core.step import SampledToken, SpanPlan, StepPlan, StepResult, Substituted
 from smoe.engine.recorder import RouteRecorder
 from smoe.engine.sampler import sample
 from smoe.models.bank import ExpertBank, ResidentBank
@@ -65,7 +66,12 @@ class Runner:
             if len(plan.spans) == 1:
                 return StepResult(tokens=(SampledToken(None, error=f"store: {error}"),))
         self._restore_states(plan.spans, saved)
-        return StepResult(tokens=tuple(self._execute_alone(span) for span in plan.spans))
+        alone = [self._execute_alone(span) for span in plan.spans]
+        nothing = Substituted(0, 0.0)
+        return StepResult(
+            tokens=tuple(result.tokens[0] for result in alone),
+            substituted=tuple(result.substituted[0] if result.substituted else nothing for result in alone),
+        )
 
     def expert_stats(self) -> ExpertStats:
         return self._bank.stats()
@@ -106,16 +112,27 @@ class Runner:
         if recorder is not None:
             recorder.commit(plan)
         draws = [(span.sample, span.seed, span.sample_index) for span in spans if span.sample is not None]
+        substituted = self._substituted(spans)
         if not draws:
-            return StepResult(tokens=(None,) * len(spans))
+            return StepResult(tokens=(None,) * len(spans), substituted=substituted)
         sampled = iter(sample(logits_MV, draws))
-        return StepResult(tokens=tuple([None if span.sample is None else next(sampled) for span in spans]))
+        tokens = tuple([None if span.sample is None else next(sampled) for span in spans])
+        return StepResult(tokens=tokens, substituted=substituted)
 
-    def _execute_alone(self, span: SpanPlan) -> SampledToken | None:
+    def _execute_alone(self, span: SpanPlan) -> StepResult:
         try:
-            return self._execute(StepPlan(spans=(span,))).tokens[0]
+            return self._execute(StepPlan(spans=(span,)))
         except StoreError as error:
-            return SampledToken(None, error=f"store: {error}")
+            return StepResult(tokens=(SampledToken(None, error=f"store: {error}"),))
+
+    def _substituted(self, spans: Sequence[SpanPlan]) -> tuple[Substituted, ...]:
+        """What the forward just run replaced, by span."""
+        by_row = self._bank.substitutions()
+        if by_row is None:
+            return ()
+        firsts = np.cumsum([0, *(len(span.token_ids) for span in spans[:-1])])
+        slots, mass = np.add.reduceat(by_row.slots_T, firsts), np.add.reduceat(by_row.mass_T, firsts)
+        return tuple(Substituted(int(s), float(m)) for s, m in zip(slots, mass, strict=True))
 
     def _save_states(self, spans: Sequence[SpanPlan]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if not self._fragile_layers:

@@ -11,7 +11,7 @@ from smoe.models.bank import ExpertBank, ResidentBank
 from smoe.models.loading import Checkpoint
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.policies.catalog import Geometry
-from smoe.offload.policies.spec import parse_policies
+from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import DiskStore
 
@@ -32,8 +32,7 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     num_slots = shelf.slots(memory, free_bytes=free_bytes)
     if memory.kind == "auto" and num_slots == shelf.num_experts:
         return _resident(checkpoint, dtype)
-    policy = parse_policies(config.expert_policy)
-    policy.check_tiers(("disk",))
+    policy = live_policy(config)
     router = spec.moe(spec.moe_layers[0]).router
     geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
     policies = policy.build(geometry, seed=config.seed)
@@ -44,6 +43,14 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     except BaseException:
         store.close()
         raise
+
+
+def live_policy(config: EngineConfig) -> PolicySpec:
+    """Raises ConfigError for a text that is no policy, or one that cannot work live with experts on disk."""
+    policy = parse_policies(config.expert_policy)
+    policy.check_tiers(("disk",))
+    policy.check_live()
+    return policy
 
 
 def _resident(checkpoint: Checkpoint, dtype: torch.dtype) -> ResidentBank:
