@@ -7,6 +7,7 @@ Policies are separated by commas, each `kind=name`, with parameters after colons
 where it is a word that says which. As YAML: {evict: least-stale:cyclic, prefetch: {name: gate, threshold: 0.6}}.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +108,7 @@ def parse_policies(text: str | Mapping[str, Any]) -> PolicySpec:
 def _from_text(text: str) -> dict[str, Choice]:
     if not isinstance(text, str):
         raise ConfigError(FIELD, text, "a text or a mapping")
-    if text.lstrip().startswith("{") or ": " in text or ":\n" in text:
+    if re.match(r"\s*(\{|#|---|\w+\s*:(\s|$))", text):
         return _from_yaml(text)
     preset: dict[str, Choice] = {}
     told: dict[str, Choice] = {}

@@ -35,6 +35,10 @@ class RouteTables:
         self.token_rows = np.zeros((0, len(layers)), np.float32)
         self._row_of: dict[int, int] = {}
 
+    def token_ids(self) -> Array:
+        """[N] i32, in the order in which they became known."""
+        return np.array(list(self._row_of), dtype=np.int32)
+
     def learn_next(self, layer: int, ids_TK: Array, next_ids_TK: Array) -> None:
         """Rows of which `layer` chose `ids_TK` and the layer after it `next_ids_TK`."""
         table = self.next_counts[self.index[layer]]
@@ -94,7 +98,7 @@ class RouteTables:
         header = {"schema": SCHEMA, "num_experts": self.num_experts, "layers": list(self.layers)}
         arrays = {
             "next_counts": self.next_counts,
-            "token_ids": np.array(list(self._row_of), dtype=np.int32),
+            "token_ids": self.token_ids(),
             "token_counts": self.token_counts[: len(self._row_of)],
             "token_rows": self.token_rows[: len(self._row_of)],
         }
@@ -112,7 +116,7 @@ class RouteTables:
                 raise ValueError(f"schema {header['schema']!r} (expected {SCHEMA!r})")
             tables = cls(header["layers"], header["num_experts"], max_tokens=max_tokens)
             tables._take(arrays)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, MemoryError) as error:
             raise TraceError(f"{path}: route tables: {type(error).__name__}: {error}") from error
         return tables
 
