@@ -47,8 +47,8 @@ class OffloadedBank:
     ) -> None:
         """`num_slots` over all layers, of which `floor` >= 1 are safe for each. Closes `store` when closed.
 
-        `max_background` and `pause_share` as Planner has them; by default a layer's share of the slots may be in
-        flight. `poison` fills slots and outputs that hold nothing yet with NaN.
+        `max_background` and `pause_share` as Planner has them. `poison` fills slots and outputs that hold
+        nothing yet with NaN.
         """
         spec = shelf.spec
         self._fixed_bytes = shelf.staging_bytes
@@ -58,7 +58,7 @@ class OffloadedBank:
             self._residency,
             policies,
             spec.moe_layers,
-            max_background=max(1, num_slots // len(spec.moe_layers)) if max_background is None else max_background,
+            max_background=max_background,
             pause_share=pause_share,
         )
         # Order within a row is of no consequence to the sum; only these policies go by it (and by anything but ids).

@@ -54,11 +54,11 @@ class Planner:
         policies: PolicySet,
         layers: Sequence[int],
         *,
-        max_background: int,
+        max_background: int | None = None,
         pause_share: float | None = None,
         pause_window: int = 512,
     ) -> None:
-        """`max_background` >= 1 slots may be in flight without a pass that waits.
+        """`max_background` >= 1 slots may be in flight without a pass that waits; by default a layer's share of all.
 
         With `pause_share`, prefetching stops for PAUSE_EPOCHS forwards whenever, of the last `pause_window` prefetches
         that ended, a greater share was late or wasted.
@@ -69,7 +69,8 @@ class Planner:
         self._admission = policies.admission
         self._next_layer = dict(zip(layers, [*layers[1:], layers[0]], strict=True))
         self._last_layer = layers[-1]
-        self._max_background = max_background
+        share = max(1, residency.num_slots // len(layers))
+        self._max_background = share if max_background is None else max_background
         self._pause_share, self._pause_window = pause_share, pause_window
         self._paused_epochs, self._judged = 0, (0, 0)
         self._to_admit: dict[Key, None] = {}

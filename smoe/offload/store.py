@@ -1,5 +1,6 @@
 """DiskStore: experts read from their files by direct reads into slots, on a small pool of threads."""
 
+import itertools
 import queue
 import threading
 import time
@@ -35,19 +36,28 @@ class StoreStats:
 class Read:
     """One transfer: the segments of `layout` into `memory` (page-aligned), on behalf of `view`.
 
-    When it ends, `done(read)` is called on a thread of the store; `error` is None if all bytes have arrived.
+    Those that are `urgent` go before the others, as far as they have not begun. When it ends, `done(read)` is called
+    on a thread of the store; `error` is None if all bytes have arrived.
     """
 
-    __slots__ = ("done", "error", "layout", "left", "memory", "view")
+    __slots__ = ("done", "error", "layout", "left", "memory", "urgent", "view")
 
-    def __init__(self, layout: SlotLayout, memory: memoryview, view: View, done: "Callable[[Read], object]") -> None:
-        self.layout, self.memory, self.view, self.done = layout, memory, view, done
+    def __init__(
+        self,
+        layout: SlotLayout,
+        memory: memoryview,
+        view: View,
+        done: "Callable[[Read], object]",
+        *,
+        urgent: bool = True,
+    ) -> None:
+        self.layout, self.memory, self.view, self.done, self.urgent = layout, memory, view, done, urgent
         self.error: BaseException | None = None
         self.left = 0
 
 
 class Store(Protocol):
-    """A tier that experts are fetched from. One thread submits."""
+    """A tier that experts are fetched from. One thread submits at a time, also from within `done`."""
 
     def submit(self, read: Read) -> None:
         """Begins a transfer and returns at once. `read.memory` belongs to the store until `done` is called."""
@@ -87,7 +97,9 @@ class DiskStore:
             ends[segment.path] = max(ends.get(segment.path, 0), segment.file_offset + segment.needed)
         self._chunk_bytes = chunk_bytes
         self._files: dict[str, StoreFile] = {}
-        self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        # Urgent chunks first, each kind in order of arrival; the end after all of them.
+        self._queue: queue.PriorityQueue[tuple[int, int, _Chunk | None]] = queue.PriorityQueue()
+        self._order = itertools.count()
         self._lock = threading.Lock()
         self._reads = self._bytes = self._retries = self._failures = self._in_flight = 0
         self._busy_s = self._busy_since = 0.0
@@ -111,7 +123,7 @@ class DiskStore:
                 self._busy_since = time.perf_counter()
             self._in_flight += 1
         for chunk in chunks:
-            self._queue.put(chunk)
+            self._queue.put((0 if read.urgent else 1, next(self._order), chunk))
 
     def stats(self) -> StoreStats:
         by_mode: dict[bool, list[str]] = {True: [], False: []}
@@ -131,7 +143,7 @@ class DiskStore:
 
     def close(self) -> None:
         for _ in self._threads:
-            self._queue.put(None)
+            self._queue.put((2, next(self._order), None))
         for thread in self._threads:
             thread.join()
         self._threads.clear()
@@ -147,7 +159,7 @@ class DiskStore:
             yield _Chunk(read, file, memory, segment.file_offset + start, min(stop, segment.needed) - start)
 
     def _work(self) -> None:
-        while (chunk := self._queue.get()) is not None:
+        while (chunk := self._queue.get()[2]) is not None:
             read = chunk.read
             try:
                 if read.error is None:

@@ -115,7 +115,8 @@ class Transfers:
                 return
             self._submitting = True
             try:
-                while (view := self._next()) is not None:
+                while (head := self._next()) is not None:
+                    urgency, view = head
                     memory = self._memory(view)
                     if memory is None:
                         return
@@ -123,16 +124,17 @@ class Transfers:
                     del self._urgency[view]
                     self._at_store += 1
                     self._untaken += 1
-                    self._store.submit(Read(self._shelf.layout(view.layer, view.expert), memory, view, self._end))
+                    layout = self._shelf.layout(view.layer, view.expert)
+                    self._store.submit(Read(layout, memory, view, self._end, urgent=urgency == URGENT))
             finally:
                 self._submitting = False
 
-    def _next(self) -> View | None:
+    def _next(self) -> tuple[int, View] | None:
         """The head of the queue, if it may go."""
         while self._queue:
             urgency, _, view = self._queue[0]
             if self._urgency.get(view) == urgency:
-                return view if urgency == URGENT or self._at_store < BACKGROUND_DEPTH else None
+                return (urgency, view) if urgency == URGENT or self._at_store < BACKGROUND_DEPTH else None
             heapq.heappop(self._queue)
         return None
 
