@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help venv demo test test-slow lint types contracts unit wheel kernels bench-decode bench-quality gpu-check clean
+.PHONY: help venv demo test test-slow lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality gpu-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -58,6 +58,12 @@ bench-decode: $(VENV)/.dev-stamp  ## decode speed against transformers; QUICK=1 
 
 bench-quality: $(VENV)/.dev-stamp  ## perplexity that lossy policies cost, and the time they save; QUICK=1 for two minutes
 	$(BIN)/smoe bench quality $(if $(QUICK),--quick)
+
+bench-cache: $(VENV)/.dev-stamp  ## cache and prefetch policies by simulation; QUICK=1 for minutes
+	$(BIN)/smoe bench cache $(if $(QUICK),--quick)
+
+bench-offload: $(VENV)/.dev-stamp  ## decode from disk against its bound and against peers; QUICK=1 for minutes
+	$(BIN)/smoe bench offload $(if $(QUICK),--quick)
 
 gpu-check: $(VENV)/.dev-stamp  ## test and time the CUDA paths (needs a GPU; under ten minutes)
 	$(BIN)/python -m smoe.bench.gpu_check $(if $(QUICK),--quick)

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,6 +10,7 @@ from smoe.cli import bench_quality, options
 
 NAME = "bench"
 EXAMPLE = options.example("smoe bench decode --quick")
+CACHE_EXAMPLE = options.example("smoe bench cache --quick")
 OFFLOAD_EXAMPLE = options.example("smoe bench offload --quick --policies evict=lru,prefetch=gate")
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: minutes.")]
@@ -74,3 +75,29 @@ def offload_command(
 
 
 app.command("quality", epilog=bench_quality.EXAMPLE)(bench_quality.command)
+
+
+@app.command("cache", epilog=CACHE_EXAMPLE)
+def cache_command(
+    quick: Quick = False,
+    out: Out = RESULTS,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="A route trace to replay whole, not samples of the packaged ones."
+        ),
+    ] = None,
+    in_process: Annotated[bool, typer.Option("--in-process", help="On one core, without Ray.")] = False,
+) -> None:
+    """Every eviction policy against every prefetch, capacity and pool, by simulation: who wins where, and why."""
+    from smoe.bench.cache.run import run
+    from smoe.bench.result import print_figures
+
+    def fan_out(function: Any, items: Any, common: Any) -> Any:
+        from smoe.actors.sweep import fan_out as over_cores
+
+        return over_cores(function, items, common, jobs=os.cpu_count() or 1)
+
+    result = run(quick=quick, out=out, trace=trace, fan_out=None if in_process else fan_out)
+    print_figures(result.summary, "cache")
+    print(result.write(out))

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from smoe.core.route_trace import RouteTrace
 from smoe.sim.forwards import Mode
-from smoe.sim.simulate import Pool
 
 RANDOM, BELADY = "random", "belady"
 LRU_TOUCH, LRU_NO_TOUCH = "lru", "lru:no-touch"
@@ -19,18 +19,21 @@ ORACLES = ("oracle:accuracy=0.5", "oracle:accuracy=0.85", "oracle:accuracy=1.0")
 GATES = ("gate", "gate:threshold=0.3")
 """These need a trace with look-ahead logits."""
 PERCENTS = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0)
-POOLS: tuple[Pool, ...] = ("layer", "shared")
+AnyPool = Literal["layer", "shared", "open"]
+"""The runtime's two, slots dealt to the layers or shared above one each; and SpecMD's own rules (open_pool)."""
+OPEN: AnyPool = "open"
+POOLS: tuple[AnyPool, ...] = ("layer", "shared", OPEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One simulation. `percent` is what was asked for, `num_slots` what that is, at least one slot a layer."""
+    """One simulation. `num_slots` is what `percent` comes to, with one slot a layer at least but in the open pool."""
 
     trace: str
     mode: Mode
     percent: float
     num_slots: int
-    pool: Pool
+    pool: AnyPool
     eviction: str
     prefetch: str
 
@@ -50,7 +53,7 @@ class Region:
     trace: str
     mode: Mode
     percent: float
-    pool: Pool
+    pool: AnyPool
     prefetch: str
 
 
@@ -61,14 +64,14 @@ def points(
     *,
     percents: Sequence[float] = PERCENTS,
     evictions: Sequence[str] = EVICTIONS,
-    pools: Sequence[Pool] = POOLS,
+    pools: Sequence[AnyPool] = POOLS,
     prefetches: Sequence[str] | None = None,
 ) -> Iterator[Point]:
     """Capacities that come to the same slots are there once. `prefetches` None are all that the trace allows."""
     if prefetches is None:
         prefetches = (DEMAND, *ORACLES, *(GATES if trace.lookahead_logits is not None else ()))
-    for percent, num_slots in capacities(trace, percents):
-        for pool in pools:
+    for pool in pools:
+        for percent, num_slots in capacities(trace, percents, least=1 if pool == OPEN else len(trace.layers)):
             for prefetch in prefetches:
                 for eviction in evictions:
                     yield Point(
@@ -82,11 +85,8 @@ def points(
                     )
 
 
-def capacities(trace: RouteTrace, percents: Sequence[float]) -> list[tuple[float, int]]:
-    """(percent, slots), whole slots a layer where the percentage allows, never below one a layer; each number once."""
-    layers = len(trace.layers)
-    found: dict[int, float] = {}
-    for percent in percents:
-        slots = max(layers, round(percent / 100 * layers * trace.num_experts))
-        found.setdefault(slots, percent)
+def capacities(trace: RouteTrace, percents: Sequence[float], *, least: int) -> list[tuple[float, int]]:
+    """(percent, slots), never below `least`; each number of slots once, under the highest percentage that gives it."""
+    total = len(trace.layers) * trace.num_experts
+    found = {max(least, round(percent / 100 * total)): percent for percent in sorted(percents)}
     return [(percent, slots) for slots, percent in found.items()]

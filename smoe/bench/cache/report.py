@@ -7,7 +7,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from smoe.bench.cache.grid import DEMAND
+from smoe.bench.cache.grid import DEMAND, OPEN
 from smoe.bench.cache.winners import Contest, Winner, ratio, tally
 from smoe.bench.result import Figure
 
@@ -31,11 +31,14 @@ def winner_figures(found: Sequence[Winner]) -> list[Figure]:
 
 
 def least_stale_figures(found: Sequence[Contest]) -> list[Figure]:
-    """With and without prefetch apart: what the policy protects is prefetched."""
+    """With and without prefetch apart, since what the policy protects is prefetched; SpecMD's own rules apart too."""
     figures = []
+    kept, opened = [c for c in found if c.region.pool != OPEN], [c for c in found if c.region.pool == OPEN]
     for title, here in (
-        ("demand only", [c for c in found if c.region.prefetch == DEMAND]),
-        ("with prefetch", [c for c in found if c.region.prefetch != DEMAND]),
+        ("demand only", [c for c in kept if c.region.prefetch == DEMAND]),
+        ("with prefetch", [c for c in kept if c.region.prefetch != DEMAND]),
+        ("SpecMD's pool, demand only", [c for c in opened if c.region.prefetch == DEMAND]),
+        ("SpecMD's pool, with prefetch", [c for c in opened if c.region.prefetch != DEMAND]),
     ):
         if not here:
             continue
@@ -80,6 +83,8 @@ def why(contest: Contest) -> str:
     """The rule that the counts of this region speak for."""
     if contest.region.prefetch == DEMAND:
         return "nothing is prefetched, so nothing is protected: only the order of eviction counts"
+    if contest.region.pool != OPEN and not contest.collisions_no_touch:
+        return "no collisions under any policy: slots in flight and hits of the pass are protected here"
     if contest.collisions_touch <= contest.collisions and contest.verdict != "wins":
         return "LRU that counts a prefetch as a use has no more collisions: recency already protects what is coming"
     if contest.verdict == "wins":

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smoe.bench.cache.grid import Point
-from smoe.sim.result import SimResult
+from smoe.core.stats import ExpertStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +35,16 @@ class Row:
         return {**body.pop("point"), **body, "hit_rate": round(self.hit_rate, 5)}
 
 
-def row(point: Point, result: SimResult) -> Row:
-    counts = result.experts
+def row(point: Point, counts: ExpertStats, transfers: int, tokens: int) -> Row:
     return Row(
         point=point,
-        accesses=result.accesses,
+        accesses=counts.hits + counts.late + counts.misses,
         hits=counts.hits,
         cold=counts.cold_misses,
         collisions=counts.collision_misses,
         late=counts.late,
         prefetched=counts.prefetched,
         wasted=counts.wasted,
-        transfers=result.transfers,
-        tokens=result.tokens,
+        transfers=transfers,
+        tokens=tokens,
     )

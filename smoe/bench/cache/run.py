@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from smoe.bench.cache.grid import EVICTIONS, PERCENTS, POOLS, Point, points
+from smoe.bench.cache.open_pool import replay_open
 from smoe.bench.cache.plot import plot_collisions, plot_hits
 from smoe.bench.cache.report import explain, least_stale_figures, print_winners, winner_figures
 from smoe.bench.cache.rows import Row, row
@@ -15,6 +16,7 @@ from smoe.bench.result import Figure, Result
 from smoe.core.expert_memory import ExpertMemory
 from smoe.core.packaged_traces import open_trace
 from smoe.core.route_trace import RouteTrace
+from smoe.offload.policies.spec import parse_policies
 from smoe.sim.forwards import Mode
 from smoe.sim.simulate import simulate
 
@@ -23,12 +25,12 @@ TRACES: tuple[tuple[str, Mode], ...] = (
     ("deepseek-v2-lite", "prefill"),
     ("builtin", "decode"),
 )
-TOKENS, QUICK_TOKENS = 1024, 256
+TOKENS, QUICK_TOKENS = {"decode": 512, "prefill": 2048}, {"decode": 128, "prefill": 1024}
 QUICK_PERCENTS = (5.0, 25.0)
 
 Traces = Mapping[str, RouteTrace]
-FanOut = Callable[[Sequence[Point], Traces], Iterable[Row]]
-"""Simulates every point, in any order, perhaps in other processes."""
+FanOut = Callable[[Callable[[Point, Traces], Row], Sequence[Point], Traces], Iterable[tuple[int, Row]]]
+"""(index, function(item, common)) for every item, in any order, perhaps from other processes."""
 
 
 def run(*, quick: bool, out: Path, fan_out: FanOut | None = None, trace: str | None = None) -> Result:
@@ -37,8 +39,8 @@ def run(*, quick: bool, out: Path, fan_out: FanOut | None = None, trace: str | N
     Raises TraceError. Pictures go to `out`.
     """
     chosen = TRACES if trace is None else ((trace, "decode"),)
-    limit = None if trace is not None else QUICK_TOKENS if quick else TOKENS
-    traces = {name: cut(open_trace(name), limit) for name, _ in chosen}
+    limits = QUICK_TOKENS if quick else TOKENS
+    traces = {name: cut(open_trace(name), None if trace else limits[mode]) for name, mode in chosen}
     percents = QUICK_PERCENTS if quick else PERCENTS
     todo = [point for name, mode in chosen for point in points(name, traces[name], mode, percents=percents)]
     result = Result(
@@ -73,14 +75,22 @@ def run(*, quick: bool, out: Path, fan_out: FanOut | None = None, trace: str | N
     return result
 
 
-def run_point(point: Point, trace: RouteTrace) -> Row:
+def run_point(point: Point, traces: Traces) -> Row:
+    trace = traces[point.trace]
+    if point.pool == "open":
+        spec = parse_policies(point.policy)
+        replayed = replay_open(trace, spec, point.num_slots, mode=point.mode)
+        return row(point, replayed.stats(), replayed.transfers, trace.num_tokens)
     # Half a slot on top: a fraction of slots a layer is rounded down to whole slots in all.
     memory = ExpertMemory("slots", (point.num_slots + 0.5) / len(trace.layers))
-    return row(point, simulate(trace, point.policy, memory, pool=point.pool, mode=point.mode))
+    result = simulate(trace, point.policy, memory, pool=point.pool, mode=point.mode)
+    return row(point, result.experts, result.transfers, result.tokens)
 
 
-def in_process(todo: Sequence[Point], traces: Traces) -> Iterable[Row]:
-    return (run_point(point, traces[point.trace]) for point in todo)
+def in_process(
+    function: Callable[[Point, Traces], Row], items: Sequence[Point], common: Traces
+) -> Iterable[tuple[int, Row]]:
+    return ((index, function(item, common)) for index, item in enumerate(items))
 
 
 def cut(trace: RouteTrace, tokens: int | None) -> RouteTrace:
@@ -90,9 +100,9 @@ def cut(trace: RouteTrace, tokens: int | None) -> RouteTrace:
 def _sweep(todo: Sequence[Point], traces: Traces, fan_out: FanOut, result: Result) -> list[Row]:
     """Rows in the order of `todo`, with a figure of the time that they took."""
     began = time.perf_counter()
-    found = {each.point: each for each in fan_out(todo, traces)}
+    found = dict(fan_out(run_point, todo, traces))
     seconds = time.perf_counter() - began
-    rows = [found[point] for point in todo]
+    rows = [found[index] for index in range(len(todo))]
     accesses = sum(each.accesses for each in rows)
     result.add(
         Figure(
