@@ -9,6 +9,18 @@ _FOLDER = Path(__file__).parent.parent / "assets" / "traces"
 _SUFFIX = ".safetensors.gz"
 
 
+_EXPERT_BYTES = {
+    "builtin": 3 * 192 * 48 * 2,  # bf16
+    "deepseek-v2-lite": 3 * 2048 * 1408 * 2,  # bf16
+    "gpt-oss-20b": 3 * 2880 * 2880 * 17 // 32,  # MXFP4: 4 bits, and 8 for every 32
+}
+
+
+def expert_bytes_of(name: str) -> int | None:
+    """Bytes of one expert's matrices in the model of a packaged trace, as it is published; None for a file."""
+    return _EXPERT_BYTES.get(name)
+
+
 def packaged_names() -> list[str]:
     return sorted(path.name.removesuffix(_SUFFIX) for path in _FOLDER.glob(f"*{_SUFFIX}"))
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+from smoe.core.link_model import LinkModel
 from smoe.core.packaged_traces import open_trace, packaged_names
 from smoe.core.route_edit import select_sequences
 from smoe.core.route_trace import RouteTrace
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.sim.compute import ComputeModel
-from smoe.sim.link import LinkModel
 from smoe.sim.simulate import simulate
 
 STAND_IN = "gpt-oss-20b"
@@ -48,7 +48,7 @@ def predict(
     *,
     accesses: int,
     expert_bytes: int,
-    link_bytes_per_s: float,
+    link: LinkModel,
     dense_s: float,
     row_s: float,
     name: str = "",
@@ -61,7 +61,7 @@ def predict(
     """
     layers = len(trace.layers)
     spec, scale = usable(policy, trace), accesses / (layers * trace.top_k)
-    link, compute = LinkModel(link_bytes_per_s), ComputeModel(dense_s / scale / layers, row_s)
+    compute = ComputeModel(dense_s / scale / layers, row_s)
     warm_up = select_sequences(trace, range(max(1, trace.num_sequences // 2)))
     whole, warmed = (
         simulate(
@@ -80,7 +80,7 @@ def predict(
         hit_rate=counts.hits / max(1, counts.hits + counts.late + counts.misses),
         moved_bytes=scale * counts.bytes_moved / tokens,
         compute_s=dense_s + accesses * row_s,
-        link_bytes_per_s=link_bytes_per_s,
+        link_bytes_per_s=link.bytes_per_s,
     )
 
 
@@ -93,3 +93,11 @@ def usable(policy: str | PolicySpec, trace: RouteTrace) -> PolicySpec:
     if prefetch is not None and prefetch.needs_lookahead and trace.lookahead_logits is None:
         return replace(spec, prefetch=parse_policies("").prefetch)
     return spec
+
+
+def head(trace: RouteTrace, tokens: int) -> RouteTrace:
+    """The first whole sequences of the trace of at most `tokens` in all, at least one; each is cut to `tokens`."""
+    count = 1
+    while count < trace.num_sequences and trace.sequence_start[count + 1] <= tokens:
+        count += 1
+    return select_sequences(trace, range(count), longest=tokens)

@@ -1,7 +1,7 @@
 """One trace, one combination of policies, one capacity: what the engine would have counted."""
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -47,14 +47,20 @@ def simulate(
     for a capacity in bytes, and for a link. Without a link transfers take no time and there are no times in the result.
     `on_progress` gets the tokens done so far. Raises ConfigError.
     """
-    spec = parse_policies(policy) if isinstance(policy, str) else policy
-    memory = ExpertMemory.parse(capacity, "capacity") if isinstance(capacity, str) else capacity
-    num_slots = slots_of(trace, memory, expert_bytes)
-    _check(trace, spec, link, compute, expert_bytes, mode, batch)
+    spec, memory, num_slots, policies = check(
+        trace,
+        policy,
+        capacity,
+        link=link,
+        compute=compute,
+        expert_bytes=expert_bytes,
+        pool=pool,
+        mode=mode,
+        batch=batch,
+        seed=seed,
+        need_future=True,
+    )
     layers = trace.layers
-    geometry = Geometry(layers=layers, num_experts=trace.num_experts, top_k=trace.top_k)
-    policies = spec.build(geometry, seed=seed, future=_future(trace, mode, batch) if spec.needs_future else None)
-    _check_needs(trace, spec, policies)
     floor = num_slots // len(layers) if pool == "layer" else 1
     residency = Residency(num_slots, layers, policies.eviction, floor=floor)
     # The engine's default too: a layer's share of the slots.
@@ -111,30 +117,34 @@ def simulate(
     )
 
 
-def slots_of(trace: RouteTrace, memory: ExpertMemory, expert_bytes: int | None) -> int:
-    """Raises ConfigError for a capacity below one expert a layer, or in bytes without the size of an expert."""
-    if memory.kind == "auto":
-        raise ConfigError("capacity", "auto", "slots a layer, a fraction or bytes: no memory is asked in a simulation")
-    if memory.kind == "bytes" and expert_bytes is None:
-        raise ConfigError("expert_bytes", None, "the size of one expert, for a capacity in bytes")
-    return memory.slots(
-        num_layers=len(trace.layers),
-        num_experts=trace.num_experts,
-        slot_bytes=expert_bytes or 1,
-        free_bytes=0,
-        field="capacity",
-    )
+class Checked(NamedTuple):
+    spec: PolicySpec
+    memory: ExpertMemory
+    num_slots: int
+    policies: PolicySet
 
 
-def _check(
+def check(
     trace: RouteTrace,
-    spec: PolicySpec,
-    link: LinkModel | None,
-    compute: ComputeModel | None,
-    expert_bytes: int | None,
-    mode: Mode,
-    batch: int,
-) -> None:
+    policy: str | PolicySpec,
+    capacity: str | ExpertMemory,
+    *,
+    link: LinkModel | None = None,
+    compute: ComputeModel | None = None,
+    expert_bytes: int | None = None,
+    pool: Pool = "layer",
+    mode: Mode = "recorded",
+    batch: int = 1,
+    seed: int = 0,
+    need_future: bool = False,
+) -> Checked:
+    """What a simulation starts from. Raises the ConfigError that it would raise; cheap unless `need_future`, without
+    which policies that know the future know nothing.
+    """
+    spec = parse_policies(policy) if isinstance(policy, str) else policy
+    memory = ExpertMemory.parse(capacity) if isinstance(capacity, str) else capacity
+    if pool not in POOLS:
+        raise ConfigError("pool", pool, f"one of {', '.join(POOLS)}")
     if mode not in MODES:
         raise ConfigError("mode", mode, f"one of {', '.join(MODES)}")
     if batch < 1:
@@ -145,6 +155,30 @@ def _check(
         raise ConfigError("compute", str(compute), "has no effect without a link")
     if not trace.num_tokens:
         raise ConfigError("trace", "0 tokens", "at least one token")
+    num_slots = slots_of(trace, memory, expert_bytes)
+    geometry = Geometry(layers=trace.layers, num_experts=trace.num_experts, top_k=trace.top_k)
+    future = None
+    if spec.needs_future:
+        future = _future(trace, mode, batch) if need_future else Future.of([])
+    policies = spec.build(geometry, seed=seed, future=future)
+    _check_needs(trace, spec, policies)
+    return Checked(spec, memory, num_slots, policies)
+
+
+def slots_of(trace: RouteTrace, memory: ExpertMemory, expert_bytes: int | None) -> int:
+    """Raises ConfigError for a capacity below one expert a layer, or in bytes without the size of an expert."""
+    if memory.kind == "auto":
+        raise ConfigError(
+            "expert_memory", "auto", "slots a layer, a fraction or bytes: no memory is asked in a simulation"
+        )
+    if memory.kind == "bytes" and expert_bytes is None:
+        raise ConfigError("expert_bytes", None, "the size of one expert, for a capacity in bytes")
+    return memory.slots(
+        num_layers=len(trace.layers),
+        num_experts=trace.num_experts,
+        slot_bytes=expert_bytes or 1,
+        free_bytes=0,
+    )
 
 
 def _check_needs(trace: RouteTrace, spec: PolicySpec, policies: PolicySet) -> None:
@@ -156,6 +190,8 @@ def _check_needs(trace: RouteTrace, spec: PolicySpec, policies: PolicySet) -> No
         raise ConfigError("policies.prefetch", spec.prefetch.name, limit)
     if policies.miss.needs_logits and trace.router_logits is None:
         raise ConfigError("policies.miss", spec.miss.name, "the trace has no router_logits")
+    if spec.prefetch.name == "token" and (trace.token_ids < 0).any():
+        raise ConfigError("policies.prefetch", spec.prefetch.name, "the trace does not tell its token ids")
     if spec.lossy and trace.expert_weights is None:
         raise ConfigError("policies.miss", spec.miss.name, "the trace has no expert_weights")
 

@@ -14,16 +14,20 @@ COMMON = ["--dtype", "--expert-memory", "--expert-policy", "--help", "--max-mode
 SAMPLING = ["--max-tokens", "--seed", "--stop", "--temperature", "--top-k", "--top-p"]
 GENERATE = [
     *("--ignore-eos", "--in-process", "--json", "--logprobs", "--prompt", "--prompt-file", "--prompt-token-ids"),
-    *("--record-fraction", "--record-logits", "--record-lookahead", "--record-routes", "--threads"),
+    *("--expert-link", "--record-fraction", "--record-logits", "--record-lookahead", "--record-routes", "--threads"),
 ]
 SURFACE = {
     "generate": sorted([*COMMON, *SAMPLING, *GENERATE]),
     "chat": sorted([*COMMON, *SAMPLING, "--in-process", "--threads"]),
-    "plan": sorted([*COMMON, "--json", "--max-num-seqs"]),
+    "plan": sorted([*COMMON, "--expert-link", "--json", "--max-num-seqs"]),
     "doctor": ["--dir", "--help", "--json"],
     "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
+    "simulate": [
+        *("--batch", "--compute", "--expert-bytes", "--expert-memory", "--expert-policy", "--help", "--in-process"),
+        *("--jobs", "--json", "--link", "--max-tokens", "--mode", "--pool", "--seed", "--trace"),
+    ],
     "trace import": [
         "--help",
         "--incomplete",
