@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from smoe.offload.policies.base import Deaf
-from smoe.offload.policies.future import Future
+from smoe.offload.policies.future import NEVER, Future
 from smoe.offload.policies.order import Heap
 from smoe.offload.policies.protocols import Evictable, Key, Reason
 
@@ -21,8 +21,8 @@ class Belady(Deaf):
 
     def __init__(self, future: Future, *, forced: bool = True) -> None:
         self._future, self._forced, self._pass = future, forced, -1
-        self._next_use: dict[Key, int] = {}
-        self._heap = Heap(lambda key: -self._next(key))
+        self._scores = {key: -use for key, use in future.first_uses.items()}  # minus the next use, of every key
+        self._heap = Heap(self._scores)
 
     def begin_layer(self, layer: int) -> None:
         self._pass += 1
@@ -30,11 +30,12 @@ class Belady(Deaf):
         experts, uses = self._future.experts_of(self._pass), self._future.next_uses_of(self._pass)
         for expert, use in zip(experts, uses, strict=True):
             key = (layer, expert)
-            self._next_use[key] = use
+            self._scores[key] = -use
             if key in self._heap:
                 self._heap.push(key)
 
     def admit(self, layer: int, expert: int, reason: Reason) -> None:
+        self._scores.setdefault((layer, expert), -NEVER)
         self._heap.push((layer, expert))
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
@@ -45,10 +46,6 @@ class Belady(Deaf):
 
     def victim(self, layers: Sequence[int], evictable: Evictable, wanted: Key, reason: Reason) -> Key | None:
         entry = self._heap.first_entry(layers, evictable)
-        if entry is None or (not self._forced and self._next(wanted) >= -entry[0]):
+        if entry is None or (not self._forced and self._scores.get(wanted, -NEVER) <= entry[0]):
             return None
         return entry[1]
-
-    def _next(self, key: Key) -> int:
-        use = self._next_use.get(key)
-        return self._future.first_use(key) if use is None else use

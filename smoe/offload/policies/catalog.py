@@ -180,7 +180,7 @@ def _least_stale(order: str, context: Context) -> Eviction:
 def _gate(width: int | None, threshold: float | None, geometry: Geometry) -> GateLookahead:
     """A threshold alone may name twice the router's own width."""
     default = geometry.top_k if threshold is None else 2 * geometry.top_k
-    return GateLookahead(width=width or default, threshold=threshold or 0.0)
+    return GateLookahead(top_k=geometry.top_k, width=width or default, threshold=threshold or 0.0)
 
 
 def _rule(values: Values, top_k: int) -> Rule:

@@ -1,5 +1,7 @@
 """How much a routing asks of each expert."""
 
+import math
+
 import numpy as np
 
 from smoe.offload.policies.protocols import Routing
@@ -21,11 +23,15 @@ def gate_mass(routing: Routing) -> dict[int, float]:
     Rows whose weights are not finite count for nothing.
     """
     assert routing.weights is not None
+    if len(routing.ids) == 1:
+        row = routing.weights[0].tolist()
+        total = sum(row)
+        if not (math.isfinite(total) and total > 0):
+            return {}
+        return {expert: weight / total for expert, weight in zip(routing.ids[0].tolist(), row, strict=True)}
     sums = routing.weights.sum(axis=-1, keepdims=True)
     sound = np.isfinite(sums[:, 0]) & (sums[:, 0] > 0)
     ids, shares = routing.ids[sound], routing.weights[sound] / sums[sound]
-    if len(ids) == 1:
-        return dict(zip(ids[0].tolist(), shares[0].tolist(), strict=True))
     mass = np.bincount(ids.ravel(), weights=shares.ravel())
     experts = np.unique(ids)
     return dict(zip(experts.tolist(), mass[experts].tolist(), strict=True))

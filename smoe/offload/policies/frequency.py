@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from smoe.offload.policies.base import Deaf
-from smoe.offload.policies.decay import Decaying
 from smoe.offload.policies.demand import requests
 from smoe.offload.policies.order import Heap, Queue
 from smoe.offload.policies.protocols import Evictable, Key, Reason, Routing
+from smoe.offload.policies.valued import Valued
 
 
 class LFU(Deaf):
@@ -19,7 +19,7 @@ class LFU(Deaf):
     def __init__(self, *, prefetch_touch: bool = True) -> None:
         self._prefetch_touch, self._clock = prefetch_touch, 0
         self._uses: dict[Key, tuple[int, int]] = {}
-        self._heap = Heap(self._uses.__getitem__)
+        self._heap = Heap(self._uses)
 
     def admit(self, layer: int, expert: int, reason: Reason) -> None:
         self._clock += 1
@@ -87,39 +87,19 @@ class LFRU(LFU):
             self._heap.push(oldest)
 
 
-class Frequency(Deaf):
+class Frequency(Valued):
     """Evicts the expert requested least often (spec P4): counts of what the router asked for, resident or not and
-    whatever ran in its place, kept across evictions and halved every `halve_epochs`. Of equal counts the one used, or
-    arrived, first.
+    whatever ran in its place, kept across evictions and halved every `halve_epochs`.
     """
 
     def __init__(self, *, halve_epochs: int = 256) -> None:
-        self._halve_epochs, self._epoch, self._clock = halve_epochs, 0, 0
-        self._counts = Decaying(2.0)
-        self._last_use: dict[Key, int] = {}
-        self._heap = Heap(lambda key: (self._counts.value(key), self._last_use[key]))
+        super().__init__(decay=2.0)
+        self._halve_epochs, self._epoch = halve_epochs, 0
 
     def begin_epoch(self) -> None:
         self._epoch += 1
-        if self._epoch % self._halve_epochs == 0 and self._counts.decay():
-            self._heap.rebuild()
+        if self._epoch % self._halve_epochs == 0:
+            self._decay()
 
     def demand(self, routing: Routing) -> None:
-        self._counts.add(routing.layer, requests(routing))
-
-    def admit(self, layer: int, expert: int, reason: Reason) -> None:
-        self._clock += 1
-        self._last_use[layer, expert] = self._clock
-        self._heap.push((layer, expert))
-
-    def touch(self, layer: int, experts: Sequence[int]) -> None:
-        for expert in experts:
-            self._clock += 1
-            self._last_use[layer, expert] = self._clock
-
-    def forget(self, layer: int, expert: int) -> None:
-        self._heap.remove((layer, expert))
-        del self._last_use[layer, expert]
-
-    def victim(self, layers: Sequence[int], evictable: Evictable, wanted: Key, reason: Reason) -> Key | None:
-        return self._heap.first(layers, evictable)
+        self._add(routing.layer, requests(routing), 1.0)

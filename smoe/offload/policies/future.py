@@ -16,7 +16,8 @@ Ints = npt.NDArray[np.integer]
 
 class Future:
     """Every pass that a run will make, in order: `layers` [P], and `experts` [starts[P]], the distinct experts that
-    pass p demands being `experts[starts[p]:starts[p + 1]]`. Not changed by use: policies share one.
+    pass p demands being `experts[starts[p]:starts[p + 1]]`. `first_uses` are the passes that first demand a key.
+    Not changed by use: policies share one.
     """
 
     def __init__(self, layers: Ints, starts: Ints, experts: Ints) -> None:
@@ -31,7 +32,7 @@ class Future:
         firsts = order[np.concatenate(([True], ~again))] if len(keys) else order
         passes = pass_of[firsts]
         first_keys: list[Key] = list(zip(self.layers[passes].tolist(), self.experts[firsts].tolist(), strict=True))
-        self._first: dict[Key, int] = dict(zip(first_keys, passes.tolist(), strict=True))
+        self.first_uses: dict[Key, int] = dict(zip(first_keys, passes.tolist(), strict=True))
 
     @classmethod
     def of(cls, passes: Iterable[tuple[int, Iterable[int]]]) -> "Future":
@@ -55,9 +56,6 @@ class Future:
         """Of each of `experts_of(number)`, the pass that demands it next after `number`, or NEVER."""
         uses: list[int] = self._next[self.starts[number] : self.starts[number + 1]].tolist()
         return uses
-
-    def first_use(self, key: Key) -> int:
-        return self._first.get(key, NEVER)
 
     def check(self, number: int, layer: int) -> None:
         """Raises RuntimeError unless pass `number` is one of `layer`: the run is not the one foreseen."""

@@ -11,18 +11,22 @@ import numpy as np
 from smoe.offload.policies.protocols import Array, Key, Routing
 from smoe.offload.policies.ranking import name_best
 
+EXP_LIMIT = 80.0
+"""Beyond this distance of logits scores are equal; exp of it is still a float32."""
+
 
 class GateLookahead:
-    """Of each row, at most the `width` highest logits; of those, only scores of at least `threshold`.
+    """Of each row, the `width` highest logits; with a `threshold`, of those only the scores that reach it.
 
-    An expert's score in a row is its router probability over the row's highest, so the best has 1 and a threshold of
-    0 leaves the width alone. Over rows the highest score counts. In order of score; of equal ones, of expert.
+    An expert's score in a row is its router probability over that of the row's `top_k`-th expert. So the experts that
+    the row would choose have 1 or more, and a threshold below 1 also names those that came close: more the flatter
+    the row is. Over rows the highest score counts. In order of score; of equal ones, of expert.
     """
 
     needs_lookahead = True
 
-    def __init__(self, *, width: int, threshold: float = 0.0) -> None:
-        self._width, self._threshold = width, threshold
+    def __init__(self, *, top_k: int, width: int, threshold: float = 0.0) -> None:
+        self._top_k, self._width, self._threshold = top_k, width, threshold
 
     def plan(self, routing: Routing, next_layer: int, lookahead_logits: Array | None) -> Sequence[Key]:
         if lookahead_logits is None:
@@ -31,7 +35,8 @@ class GateLookahead:
         logits = logits[np.isfinite(logits).all(axis=1)]
         if not len(logits):
             return ()
-        scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+        last = np.partition(logits, -self._top_k, axis=1)[:, -self._top_k, None]
+        scores = np.exp(np.minimum(logits - last, EXP_LIMIT))
         return name_best(scores, next_layer, width=self._width, threshold=self._threshold)
 
     def observe(self, routing: Routing) -> None:

@@ -1,7 +1,7 @@
 """The two orders that eviction policies are made of: a queue and a heap, each over all layers and within each."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
@@ -73,16 +73,18 @@ Entry = tuple[Any, Key, int]
 
 
 class Heap:
-    """Keys in ascending order of a score that may rise at any time unannounced; a fall must be told by `push`.
+    """Keys in ascending order of their scores, which may rise at any time unannounced; a fall must be told by `push`.
 
     An entry holds a score that its key once had. It is a lower bound, so it is enough to look again at the top.
     """
 
-    def __init__(self, score: Callable[[Key], Any]) -> None:
-        self._score, self._pushes = score, 0
+    def __init__(self, scores: Mapping[Key, Any]) -> None:
+        """`scores` is looked into, not copied; it has every key that is in the heap."""
+        self._score, self._pushes = scores.__getitem__, 0
         self._live: dict[Key, int] = {}
-        self._all: list[Entry] = []
-        self._of_layer: defaultdict[int, list[Entry]] = defaultdict(list)
+        # A heap of one layer, or under None of all, exists from the first time that it is asked for.
+        self._heaps: dict[int | None, list[Entry]] = {}
+        self._rebuilt_at = 0  # pushes then
 
     def __contains__(self, key: Key) -> bool:
         return key in self._live
@@ -91,23 +93,22 @@ class Heap:
         """A new key, or one whose score has fallen."""
         self._pushes += 1
         self._live[key] = self._pushes
-        entry = (self._score(key), key, self._pushes)
-        heappush(self._all, entry)
-        heappush(self._of_layer[key[0]], entry)
-        if len(self._all) > 4 * len(self._live) + 64:
+        if self._pushes - self._rebuilt_at > 4 * len(self._live) + 64:
             self.rebuild()
+            return
+        entry = (self._score(key), key, self._pushes)
+        for which in (None, key[0]):
+            if which in self._heaps:
+                heappush(self._heaps[which], entry)
 
     def remove(self, key: Key) -> None:
         del self._live[key]
 
     def rebuild(self) -> None:
         """After many scores have fallen; drops what removed keys left behind."""
-        self._all = [(self._score(key), key, push) for key, push in self._live.items()]
-        self._of_layer.clear()
-        for entry in self._all:
-            self._of_layer[entry[1][0]].append(entry)
-        for heap in (self._all, *self._of_layer.values()):
-            heapify(heap)
+        self._rebuilt_at = self._pushes
+        for which in self._heaps:
+            self._heaps[which] = self._entries(which)
 
     def first(self, layers: Sequence[int], evictable: Evictable) -> Key | None:
         """The evictable key of `layers` with the smallest score; of equal ones the smallest key."""
@@ -117,19 +118,22 @@ class Heap:
     def first_entry(self, layers: Sequence[int], evictable: Evictable) -> Entry | None:
         """Score and key of `first`."""
         if len(layers) > FEW_LAYERS:
-            return self._first(self._all, layers, evictable)
-        entries = [self._first(self._of_layer[layer], layers, evictable) for layer in layers]
+            return self._first(None, layers, evictable)
+        entries = [self._first(layer, layers, evictable) for layer in layers]
         return min((entry for entry in entries if entry is not None), default=None)
 
-    def _first(self, heap: list[Entry], layers: Sequence[int], evictable: Evictable) -> Entry | None:
+    def _first(self, which: int | None, layers: Sequence[int], evictable: Evictable) -> Entry | None:
+        if which not in self._heaps:
+            self._heaps[which] = self._entries(which)
+        heap, live, score_of = self._heaps[which], self._live, self._score
         aside, found = [], None
         while heap:
             entry = heap[0]
-            key = entry[1]
-            if self._live.get(key) != entry[2]:
+            score, key, push = entry
+            if live.get(key) != push:
                 heappop(heap)
-            elif (score := self._score(key)) != entry[0]:
-                heapreplace(heap, (score, key, entry[2]))
+            elif (now := score_of(key)) != score:
+                heapreplace(heap, (now, key, push))
             elif key[0] in layers and evictable(*key):
                 found = entry
                 break
@@ -138,3 +142,8 @@ class Heap:
         for entry in aside:
             heappush(heap, entry)
         return found
+
+    def _entries(self, which: int | None) -> list[Entry]:
+        entries = [(self._score(key), key, push) for key, push in self._live.items() if which in (None, key[0])]
+        heapify(entries)
+        return entries

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-from smoe.offload.policies.base import Deaf
-from smoe.offload.policies.decay import Decaying
 from smoe.offload.policies.demand import gate_mass, requests
-from smoe.offload.policies.order import Heap
 from smoe.offload.policies.protocols import Evictable, Key, Reason, Routing
+from smoe.offload.policies.valued import Valued
 
 
-class Utility(Deaf):
+class Utility(Valued):
     """Evicts from the layer that has just run, whose next turn is farthest away, the expert of least utility, if that
-    is below `floor`; else the expert of least utility anywhere. Of equal ones the one used, or arrived, first.
+    is below `floor`; else the expert of least utility anywhere.
 
     Utility U is moved at every epoch: U <- (1 - smoothing) U + smoothing c, where c is the share of the pass's rows
     that chose the expert (signal "count"), or top_k times its mean gate weight ("mass", same scale).
@@ -26,43 +24,27 @@ class Utility(Deaf):
         self, *, top_k: int, num_experts: int, smoothing: float = 0.1, signal: str = "count", floor: float | None = None
     ) -> None:
         """`floor` None: top_k / num_experts, the utility of an expert that is as good as any."""
+        super().__init__(decay=1 / (1 - smoothing))
         self._top_k, self._smoothing, self._by_mass = top_k, smoothing, signal == "mass"
         self._floor = top_k / num_experts if floor is None else floor
-        self._utility = Decaying(1 / (1 - smoothing))
-        self._clock, self._layer = 0, -1
-        self._last_use: dict[Key, int] = {}
-        self._heap = Heap(lambda key: (self._utility.value(key), self._last_use[key]))
+        self._layer = -1
 
     def begin_epoch(self) -> None:
-        if self._utility.decay():
-            self._heap.rebuild()
+        self._decay()
 
     def begin_layer(self, layer: int) -> None:
         self._layer = layer
 
     def demand(self, routing: Routing) -> None:
-        rows = len(routing.ids)
-        amounts = gate_mass(routing) if self._by_mass else requests(routing)
-        scale = self._smoothing * (self._top_k if self._by_mass else 1) / rows
-        self._utility.add(routing.layer, {expert: amount * scale for expert, amount in amounts.items()})
-
-    def admit(self, layer: int, expert: int, reason: Reason) -> None:
-        self._clock += 1
-        self._last_use[layer, expert] = self._clock
-        self._heap.push((layer, expert))
-
-    def touch(self, layer: int, experts: Sequence[int]) -> None:
-        for expert in experts:
-            self._clock += 1
-            self._last_use[layer, expert] = self._clock
-
-    def forget(self, layer: int, expert: int) -> None:
-        self._heap.remove((layer, expert))
-        del self._last_use[layer, expert]
+        scale = self._smoothing / len(routing.ids)
+        if self._by_mass:
+            self._add(routing.layer, gate_mass(routing), scale * self._top_k)
+        else:
+            self._add(routing.layer, requests(routing), scale)
 
     def victim(self, layers: Sequence[int], evictable: Evictable, wanted: Key, reason: Reason) -> Key | None:
         if self._layer in layers:
             entry = self._heap.first_entry((self._layer,), evictable)
-            if entry is not None and entry[0][0] < self._floor * self._utility.unit:
+            if entry is not None and entry[0][0] < self._floor * self._unit:
                 return entry[1]
         return self._heap.first(layers, evictable)

@@ -20,7 +20,7 @@ def test_a_future_knows_each_next_use():
     future = Future.of(PASSES)
     assert [future.experts_of(p) for p in range(6)] == [[1, 2], [3], [1, 2], [4], [1], []]
     assert [future.next_uses_of(p) for p in range(5)] == [[2, 2], [NEVER], [4, NEVER], [NEVER], [NEVER]]
-    assert [future.first_use(key) for key in ((0, 1), (1, 3), (1, 4), (1, 1))] == [0, 1, 3, NEVER]
+    assert future.first_uses == {(0, 1): 0, (0, 2): 0, (1, 3): 1, (1, 4): 3}
     assert len(Future.of([])) == 0
 
 

@@ -98,13 +98,13 @@ def test_frequency_counts_each_layer_for_itself():
     assert leave(policy, (0, 1)) == [(1, 1), (0, 1)]
 
 
-def test_of_equal_requests_the_one_used_first_goes():
+def test_of_equal_requests_the_one_asked_for_first_goes():
     policy = Frequency()
-    policy.demand(routing(0, [1, 2, 3]))
     for expert in (1, 2, 3):
         policy.admit(0, expert, D)
-    policy.touch(0, [1])
-    assert experts(policy) == [2, 3, 1]
+    policy.demand(routing(0, [3, 1]))
+    policy.demand(routing(0, [2, 7]))
+    assert experts(policy) == [3, 1, 2]
 
 
 def halved(periods_between):

@@ -38,7 +38,7 @@ STEPS = st.sampled_from(["push", "remove", "rise", "fall", "fall all", "ask"])
 @given(st.lists(st.tuples(STEPS, KEYS, st.integers(1, 9), LAYERS, SOME), max_size=80))
 def test_a_heap_is_a_minimum(steps):
     scores = {(layer, expert): 0 for layer in range(7) for expert in range(5)}
-    heap, held = Heap(scores.__getitem__), set()
+    heap, held = Heap(scores), set()
     for step, key, change, layers, pinned in steps:
         if step == "push":
             heap.push(key)
@@ -63,9 +63,10 @@ def test_a_heap_is_a_minimum(steps):
 
 
 @pytest.mark.parametrize("keys", [1, 40])
-def test_a_heap_does_not_grow_with_its_history(keys):
-    heap = Heap(lambda key: 0)
+@pytest.mark.parametrize("layers", [[0], range(9)])
+def test_a_heap_does_not_grow_with_its_history(keys, layers):
+    heap = Heap({(0, i): 0 for i in range(keys)})
     for i in range(5000):
         heap.push((0, i % keys))
-    assert len(heap._all) <= 4 * keys + 65
-    assert len(heap._of_layer[0]) <= 4 * keys + 65
+        assert heap.first(layers, lambda *key: True) == (0, 0)
+    assert [len(entries) <= 5 * keys + 65 for entries in heap._heaps.values()] == [True]
