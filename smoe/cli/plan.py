@@ -18,6 +18,7 @@ def command(
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
     expert_policy: options.ExpertPolicy = None,
+    expert_link: options.ExpertLink = None,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[
         str | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at the same time.")
@@ -31,19 +32,23 @@ def command(
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
         expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
+        expert_link=expert_link,
         max_model_len=integer("max_model_len", max_model_len),
         max_num_seqs=EngineConfig().max_num_seqs if seqs is None else seqs,
     )
+    from smoe.cli.forecast import forecast
     from smoe.engine.plan import plan_memory
     from smoe.models.loading import open_checkpoint
 
     checkpoint = open_checkpoint(config.model)
     plan = plan_memory(checkpoint, config)
+    predicted = forecast(checkpoint, plan)
     if json:
         import json as json_module
         from dataclasses import asdict
 
         figures = {**asdict(plan), "predicted_peak_rss_bytes": plan.predicted_peak_rss_bytes}
+        figures["predicted_decode"] = None if predicted is None else predicted.to_json()
         print(json_module.dumps(figures, indent=1))
         return
     from rich.console import Console
@@ -59,6 +64,11 @@ def command(
     table.add_row("dense weights", "memory", size(plan.dense_bytes), "")
     table.add_row("experts, resident", "memory", size(plan.experts_resident_bytes), experts)
     table.add_row("experts, the rest", "disk" if not plan.all_resident else "-", "", below)
+    if not plan.all_resident:
+        link = "" if plan.emulated_link is None else f"over an emulated link of {plan.emulated_link}"
+        table.add_row(
+            "expert policy", "lossy" if plan.lossy else "lossless", "", f"{plan.expert_policy} {link}".strip()
+        )
     table.add_row("KV cache", "memory", size(plan.kv_bytes), f"{plan.kv_rows:,} rows of {size(plan.kv_row_bytes)}")
     table.add_row("recurrent states", "memory", size(plan.state_bytes), "")
     table.add_row("workspace", "memory", size(plan.workspace_bytes), "estimated, at the largest step")
@@ -67,4 +77,6 @@ def command(
     table.add_row(
         "predicted peak", "memory", size(plan.predicted_peak_rss_bytes), f"{size(plan.free_bytes)} are free now"
     )
+    if predicted is not None:
+        table.add_row("predicted decode", "one request", f"{predicted.tokens_per_s:.3g} tokens/s", predicted.lines())
     Console().print(table)

@@ -10,7 +10,7 @@ from smoe.bench.cache.open_pool import replay_open
 from smoe.bench.cache.plot import plot_collisions, plot_hits
 from smoe.bench.cache.report import explain, least_stale_figures, print_winners, winner_figures
 from smoe.bench.cache.rows import Row, row
-from smoe.bench.cache.speed import head, speed_figures
+from smoe.bench.cache.speed import speed_figures
 from smoe.bench.cache.winners import contests, winners
 from smoe.bench.result import Figure, Result
 from smoe.core.expert_memory import ExpertMemory
@@ -18,6 +18,7 @@ from smoe.core.packaged_traces import open_trace
 from smoe.core.route_trace import RouteTrace
 from smoe.offload.policies.spec import parse_policies
 from smoe.sim.forwards import Mode
+from smoe.sim.predict import head
 from smoe.sim.simulate import simulate
 
 TRACES: tuple[tuple[str, Mode], ...] = (

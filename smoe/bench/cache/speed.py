@@ -1,11 +1,9 @@
 """How fast the simulator itself is, on one core, with the policy objects that run live."""
 
 import time
-from collections.abc import Sequence
 from statistics import median
 
 from smoe.bench.result import Figure
-from smoe.core.route_edit import select_sequences
 from smoe.core.route_trace import RouteTrace
 from smoe.sim.simulate import simulate
 
@@ -45,15 +43,3 @@ def speed_figures(trace: RouteTrace, *, repeats: int) -> tuple[list[Figure], dic
         for policy, rates in samples.items()
     ]
     return figures, samples
-
-
-def head(trace: RouteTrace, tokens: int) -> RouteTrace:
-    """The first whole sequences of the trace, at least one, of at most `tokens` in all; the first is cut to them."""
-    count = 1
-    while count < trace.num_sequences and trace.sequence_start[count + 1] <= tokens:
-        count += 1
-    return select_sequences(trace, _indices(count), longest=tokens)
-
-
-def _indices(count: int) -> Sequence[int]:
-    return range(count)

@@ -10,17 +10,21 @@ from smoe.offload.arena import Arena
 from smoe.offload.layout import PAGE_BYTES
 
 _SLOTS = 16
+_LARGEST = 16 << 20  # longer reads are no faster, and all slots together should stay small
 
 
 class Link:
     """Chooses the best number of threads when made; `rate` measures again with it, a moment's worth of reads."""
 
-    def __init__(self, files: Sequence[Path], expert_bytes: int, *, repeats: int, seed: int = 0) -> None:
-        self._length = expert_bytes // PAGE_BYTES * PAGE_BYTES
+    def __init__(
+        self, files: Sequence[Path], expert_bytes: int, *, repeats: int, pieces: int = 48, seed: int = 0
+    ) -> None:
+        """Raises OSError where the files cannot be read past the page cache."""
+        self._length = max(PAGE_BYTES, min(expert_bytes, _LARGEST) // PAGE_BYTES * PAGE_BYTES)
         self._places = expert_places(files, self._length)
         self._arena = Arena(_SLOTS, self._length, poison=True)  # filling it touches its pages
         self._chance = random.Random(seed)
-        self.rates = best_rates(self._sample(3 * _SLOTS), self._length, self._arena, repeats)
+        self.rates = best_rates(self._sample(pieces), self._length, self._arena, repeats)
         self.threads = next(threads for threads, rates in self.rates.items() if rates is best(self.rates))
 
     @property

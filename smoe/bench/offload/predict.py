@@ -7,6 +7,7 @@ from smoe.bench.offload.bound import tokens_per_s
 from smoe.bench.offload.measure import Capacity
 from smoe.bench.offload.plot import Curve
 from smoe.bench.result import Figure
+from smoe.core.link_model import LinkModel
 from smoe.core.packaged_traces import open_trace
 from smoe.offload.policies.spec import PolicySpec
 from smoe.sim.predict import predict
@@ -27,7 +28,7 @@ def curve(measured: Sequence[Capacity], policy: PolicySpec, expert_bytes: int, e
             found.percent / 100,
             accesses=accesses,
             expert_bytes=expert_bytes,
-            link_bytes_per_s=median(r.bound.link_bytes_per_s for r in found.rounds),
+            link=LinkModel(median(r.bound.link_bytes_per_s for r in found.rounds)),
             dense_s=(1 - expert_share) * compute_s,
             row_s=expert_share * compute_s / accesses,
         )
