@@ -24,6 +24,7 @@ class Run:
     submitted_s: float
     experts: ExpertStats
     lossy: bool
+    emulated_link: str | None
 
 
 def collect(client: EngineClient, requests: Sequence[Request], streamer: Streamer | None) -> Run:
@@ -48,7 +49,7 @@ def collect(client: EngineClient, requests: Sequence[Request], streamer: Streame
         completions.append(
             complete(request.prompt_token_ids, arrivals, text=info.has_tokenizer, logprobs=wants_logprobs)
         )
-    return Run(completions, submitted_s, client.stats().experts.since(before), info.lossy)
+    return Run(completions, submitted_s, client.stats().experts.since(before), info.lossy, info.emulated_link)
 
 
 def print_json(run: Run, out: TextIO) -> None:
@@ -77,6 +78,7 @@ def _object(run: Run, completion: Completion) -> dict[str, Any]:
         "stats": {
             "tokens_per_s": _decode_rate([completion]),
             "ttft_ms": _ttft_ms(run, completion),
+            "emulated_link": run.emulated_link,
             "expert_hits": run.experts.hits,
             "expert_misses": run.experts.misses,
             "expert_late": run.experts.late,
@@ -131,6 +133,8 @@ def print_table(run: Run) -> None:
     )
     for name, figure in rows:
         table.add_row(name, figure)
+    if run.emulated_link is not None:
+        table.add_row("experts come over", f"an emulated link of {run.emulated_link}")
     if experts.prefetched:
         ended = f"{experts.prefetch_used:,} on time, {experts.late:,} late, {experts.wasted:,} wasted"
         table.add_row("experts prefetched", f"{experts.prefetched:,}: {ended}")

@@ -44,6 +44,7 @@ def command(
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
     expert_policy: options.ExpertPolicy = None,
+    expert_link: options.ExpertLink = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
     record_routes: Annotated[
@@ -87,6 +88,7 @@ def command(
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
         expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
+        expert_link=expert_link,
         max_model_len=integer("max_model_len", max_model_len),
         threads=integer("threads", threads),
         record_routes=record_routes,

@@ -23,6 +23,12 @@ ExpertPolicy = Annotated[
         "preset: quality-first, speed-first (these change outputs).",
     ),
 ]
+ExpertLink = Annotated[
+    str | None,
+    typer.Option(
+        "--expert-link", metavar="LINK", help="Emulate a slower way for experts, as 2GB/s+0.1ms; figures say so."
+    ),
+]
 MaxModelLen = Annotated[
     str | None, typer.Option("--max-model-len", metavar="N", help="Context length; default: the model's own.")
 ]

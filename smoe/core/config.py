@@ -16,6 +16,7 @@ class EngineConfig:
 
     `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident, and then another
     `expert_policy` (read by smoe.offload.policies.spec) than the default is refused, having no effect.
+    `expert_link` ("2GB/s+1ms") slows the way from the store to a declared link, for studies.
     `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests; `record_logits` adds
     the router logits to it, `record_lookahead` those of each next layer's router.
     """
@@ -25,6 +26,7 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     expert_memory: str = "all"
     expert_policy: str = DEFAULT_POLICY
+    expert_link: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
@@ -44,6 +46,13 @@ class EngineConfig:
         if memory.kind == "all" and self.expert_policy != DEFAULT_POLICY:
             limit = "only with expert_memory below `all`: with every expert resident it has no effect"
             raise ConfigError("expert_policy", self.expert_policy, limit)
+        if self.expert_link is not None:
+            from smoe.core.link_model import LinkModel
+
+            LinkModel.parse(self.expert_link, "expert_link")
+            if memory.kind == "all":
+                limit = "only with expert_memory below `all`: nothing is moved otherwise"
+                raise ConfigError("expert_link", self.expert_link, limit)
         for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(name, getattr(self, name), f"integer >= {low}")

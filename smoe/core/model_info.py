@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class ModelInfo:
     """`moe_layers[i]` is the decoder layer index of the i-th MoE layer; `expert_bytes` is one expert of one layer.
 
-    `fingerprint` identifies the weights (hash of config and tensor index) in route traces and placements.
+    `lossy`: the expert policy may change outputs. `emulated_link`: the declared link that experts come over, so that
+    every time belongs to it. `fingerprint` identifies the weights (hash of config and tensor index) in route traces and placements.
     """
 
     name: str
@@ -25,3 +26,4 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     has_tokenizer: bool
     lossy: bool = False
+    emulated_link: str | None = None

@@ -87,6 +87,7 @@ def model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Tokenizer | 
         eos_token_ids=eos_token_ids(checkpoint.folder, spec.eos_token_ids, tokenizer),
         has_tokenizer=tokenizer is not None,
         lossy=plan.lossy,
+        emulated_link=plan.emulated_link,
     )
 
 

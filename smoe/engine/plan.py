@@ -49,6 +49,7 @@ class MemoryPlan:
     free_bytes: int
     expert_policy: str
     lossy: bool
+    emulated_link: str | None
 
     @property
     def slots_per_layer(self) -> float:
@@ -113,6 +114,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
         free_bytes=free,
         expert_policy=str(policy),
         lossy=policy.lossy and not all_resident,
+        emulated_link=config.expert_link,
     )
 
 

@@ -6,15 +6,19 @@ import torch
 
 from smoe.core.config import EngineConfig
 from smoe.core.expert_memory import ExpertMemory
+from smoe.core.link_model import LinkModel
 from smoe.kernels import ExpertTensors
 from smoe.models.bank import ExpertBank, ResidentBank
 from smoe.models.loading import Checkpoint
 from smoe.offload.bank import OffloadedBank
+from smoe.offload.emulated import EmulatedStore
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.offload.shelf import Shelf
-from smoe.offload.store import DiskStore
+from smoe.offload.store import DiskStore, Store
 
+PAUSE_SHARE = 0.9
+"""Prefetching stops for a while when more than this share of it came late or for nothing."""
 POISON_VARIABLE = "SMOE_DEBUG_POISON"
 """Set to 1, memory of experts that holds nothing is filled with NaN."""
 
@@ -37,9 +41,13 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
     policies = policy.build(geometry, seed=config.seed)
     floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
-    store = DiskStore(shelf.layouts)
+    store: Store = DiskStore(shelf.layouts)
+    if config.expert_link is not None:
+        store = EmulatedStore(store, LinkModel.parse(config.expert_link, "expert_link"))
     try:
-        return OffloadedBank(shelf, store, policies, num_slots=num_slots, floor=floor, poison=poison)
+        return OffloadedBank(
+            shelf, store, policies, num_slots=num_slots, floor=floor, pause_share=PAUSE_SHARE, poison=poison
+        )
     except BaseException:
         store.close()
         raise

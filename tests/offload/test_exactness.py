@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from smoe.core.config import EngineConfig
+from smoe.core.config import DEFAULT_POLICY, EngineConfig
 from smoe.models.bank import ExpertBank
 from smoe.models.batch import Batch
 from smoe.models.decoder import Decoder
@@ -15,6 +15,7 @@ from smoe.models.kv import KVCache
 from smoe.models.loading import Checkpoint, open_checkpoint
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.build import POISON_VARIABLE, make_bank
+from smoe.offload.policies.catalog import CATALOG
 from tests.models.parity import write_checkpoint
 
 NUM_EXPERTS = 6
@@ -70,8 +71,9 @@ class Model(NamedTuple):
     dtype: torch.dtype
     params: dict[str, torch.Tensor]
 
-    def bank(self, expert_memory: str) -> ExpertBank:
-        return make_bank(self.checkpoint, EngineConfig(expert_memory=expert_memory), self.dtype)
+    def bank(self, expert_memory: str, expert_policy: str = DEFAULT_POLICY) -> ExpertBank:
+        config = EngineConfig(expert_memory=expert_memory, expert_policy=expert_policy)
+        return make_bank(self.checkpoint, config, self.dtype)
 
     def decoder(self, bank: ExpertBank) -> Decoder:
         return Decoder(self.checkpoint.spec, self.params, bank, dtype=self.dtype)
@@ -110,11 +112,11 @@ def logits(model: Model, bank: ExpertBank, *, sequences: int, prompt: int, steps
     return torch.cat(out)
 
 
-def assert_same_bits(model: Model, capacities: list[str], **run: int) -> None:
+def assert_same_bits(model: Model, capacities: list[str], policy: str = DEFAULT_POLICY, **run: int) -> None:
     expected = logits(model, model.bank("all"), **run)
     assert expected.isfinite().all()
     for capacity in capacities:
-        bank = model.bank(capacity)
+        bank = model.bank(capacity, policy)
         assert isinstance(bank, OffloadedBank)
         actual = logits(model, bank, **run)
         stats = bank.stats()
@@ -151,3 +153,30 @@ def test_the_built_in_model_over_256_tokens(capacity: str, dtype: torch.dtype, s
 def test_the_built_in_model_at_every_capacity(sequences: int) -> None:
     capacities = [str(slots) for slots in range(1, 65)]
     assert_same_bits(load("builtin", torch.float32), capacities, sequences=sequences, prompt=30, steps=32)
+
+
+POLICIES = [f"evict={name}" for name, policy in CATALOG["evict"].items() if not policy.needs_future]
+PREFETCHES = ["none", *(name for name, policy in CATALOG["prefetch"].items() if "none" != name != "oracle")]
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name, options, how = FAMILIES["qwen3-moe"]
+    config = AutoConfig.for_model(name, **(_COMMON | options))
+    return write_checkpoint(config, tmp_path_factory.mktemp("policies"), **how)
+
+
+@pytest.mark.parametrize("prefetch", PREFETCHES)
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_every_lossless_policy(qwen3: Path, eviction: str, prefetch: str) -> None:
+    policy = f"{eviction},prefetch={prefetch}"
+    for sequences in (1, 4):
+        capacities = ["1", "2", "3", "6", "0.4"]
+        assert_same_bits(load(qwen3, torch.float32), capacities, policy, sequences=sequences, prompt=5, steps=6)
+
+
+@pytest.mark.parametrize("prefetch", PREFETCHES)
+@pytest.mark.parametrize("eviction", ["evict=lru", "evict=least-stale"])
+def test_policies_on_the_built_in_model(eviction: str, prefetch: str) -> None:
+    policy = f"{eviction},prefetch={prefetch}"
+    assert_same_bits(load("builtin", torch.float32), ["1", "7", "25%"], policy, sequences=1, prompt=30, steps=64)
