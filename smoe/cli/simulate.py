@@ -69,11 +69,11 @@ def command(
 
     Several memories and policies make a sweep: each with each, over Ray.
     """
+    from smoe.core.link_model import LinkModel
     from smoe.core.packaged_traces import expert_bytes_of, open_trace
     from smoe.core.route_edit import sample_sequences
     from smoe.sim.compute import ComputeModel
     from smoe.sim.forwards import MODES, Mode
-    from smoe.sim.link import LinkModel
     from smoe.sim.simulate import POOLS, Pool
     from smoe.sim.sweep import SweepItem, check_items
     from smoe.sim.units import byte_count

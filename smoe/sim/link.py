@@ -2,35 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from smoe.core.errors import ConfigError
 from smoe.offload.cache import View
-from smoe.sim.units import byte_count, seconds
-
-_HELP = "bandwidth and perhaps latency, as 2GB/s or 2GB/s+0.1ms"
-
-
-@dataclass(frozen=True, slots=True)
-class LinkModel:
-    """A transfer of n bytes holds the link for `latency_s` + n / `bytes_per_s`. Declared, not measured."""
-
-    bytes_per_s: float
-    latency_s: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str, field: str = "link") -> "LinkModel":
-        """Raises ConfigError."""
-        rate, _, latency = text.partition("+")
-        if not rate.strip().endswith("/s"):
-            raise ConfigError(field, text, _HELP)
-        bytes_per_s = byte_count(field, rate.strip().removesuffix("/s"))
-        if bytes_per_s <= 0:
-            raise ConfigError(field, text, f"above zero: {_HELP}")
-        return cls(bytes_per_s, seconds(field, latency) if latency else 0.0)
-
-    def transfer_s(self, nbytes: int) -> float:
-        return self.latency_s + nbytes / self.bytes_per_s
 
 
 class Link:
@@ -39,8 +12,8 @@ class Link:
     """
 
     def __init__(self, transfer_s: float) -> None:
-        self.busy_s, self.started = 0.0, 0
-        self._transfer_s = transfer_s
+        self.busy_s = 0.0
+        self.transfer_s = transfer_s
         self._urgent: deque[View] = deque()
         self._background: deque[View] = deque()
         self._running: View | None = None
@@ -88,6 +61,5 @@ class Link:
         if not queue:
             self._running = None
             return
-        self._running, self._ends = queue.popleft(), at + self._transfer_s
-        self.busy_s += self._transfer_s
-        self.started += 1
+        self._running, self._ends = queue.popleft(), at + self.transfer_s
+        self.busy_s += self.transfer_s

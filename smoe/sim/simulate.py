@@ -7,6 +7,7 @@ import numpy as np
 
 from smoe.core.errors import ConfigError
 from smoe.core.expert_memory import ExpertMemory
+from smoe.core.link_model import LinkModel
 from smoe.core.route_trace import RouteTrace
 from smoe.core.stats import ExpertStats
 from smoe.offload.cache import Residency
@@ -17,7 +18,7 @@ from smoe.offload.policies.protocols import PolicySet
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import MODES, Mode, forwards
-from smoe.sim.link import Link, LinkModel
+from smoe.sim.link import Link
 from smoe.sim.replay import Replay
 from smoe.sim.result import SimResult
 
@@ -63,9 +64,7 @@ def simulate(
     layers = trace.layers
     floor = num_slots // len(layers) if pool == "layer" else 1
     residency = Residency(num_slots, layers, policies.eviction, floor=floor)
-    # The engine's default too: a layer's share of the slots.
-    depth = max(1, num_slots // len(layers)) if max_background is None else max_background
-    planner = Planner(residency, policies, layers, max_background=depth)
+    planner = Planner(residency, policies, layers, max_background=max_background)
     transfer_s = 0.0 if link is None or expert_bytes is None else link.transfer_s(expert_bytes)
     compute = compute or ComputeModel()
     planner.fetch_s, planner.compute_s = transfer_s, compute.row_s
@@ -93,7 +92,7 @@ def simulate(
         evictions=residency.evictions,
         substituted=planner.substituted,
         substituted_mass=planner.substituted_mass,
-        bytes_moved=wire.started * (expert_bytes or 0),
+        bytes_moved=replay.transfers * (expert_bytes or 0),
         wait_s=replay.wait_s,
         budget_bytes=num_slots * (expert_bytes or 0),
         peak_bytes=residency.peak_used * (expert_bytes or 0),
@@ -110,7 +109,7 @@ def simulate(
         forwards=replay.forwards,
         tokens=trace.num_tokens,
         experts=stats,
-        transfers=wire.started,
+        transfers=replay.transfers,
         cancelled=replay.cancelled,
         seconds=None if link is None else replay.now,
         link_busy_share=None if link is None else wire.busy_s / replay.now,

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from smoe.core.link_model import LinkModel
 from smoe.core.route_trace import RouteTrace
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import Mode
-from smoe.sim.link import LinkModel
 from smoe.sim.result import SimResult
 from smoe.sim.simulate import Pool, check, simulate
 
