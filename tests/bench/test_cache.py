@@ -1,0 +1,163 @@
+"""`smoe bench cache`: grid, winners, contests, SpecMD's pool."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smoe.bench.cache import run as cache_run
+from smoe.bench.cache.grid import EVICTIONS, GATES, Point, capacities, points
+from smoe.bench.cache.open_pool import replay_open
+from smoe.bench.cache.report import explain, least_stale_figures, winner_figures
+from smoe.bench.cache.rows import Row
+from smoe.bench.cache.winners import contests, ratio, tally, winners
+from smoe.core.route_trace import DECODE, RouteTrace
+from smoe.offload.policies.spec import parse_policies
+
+
+def trace(passes: list[list[list[int]]], *, experts: int = 8, lookahead: bool = False) -> RouteTrace:
+    """`passes[token][layer]` are expert ids."""
+    ids = np.array(passes, dtype=np.int16).transpose(1, 0, 2)
+    layers, tokens, top_k = ids.shape
+    return RouteTrace(
+        fingerprint="f",
+        num_experts=experts,
+        top_k=top_k,
+        layers=tuple(range(layers)),
+        token_ids=np.zeros(tokens, dtype=np.int32),
+        sequence_start=np.array([0, tokens], dtype=np.int64),
+        phase=np.full(tokens, DECODE, dtype=np.uint8),
+        expert_ids=ids,
+        lookahead_logits=np.zeros((layers, tokens, experts), dtype=np.float16) if lookahead else None,
+    )
+
+
+def drawn(tokens: int, layers: int = 3, experts: int = 8, top_k: int = 2, *, lookahead: bool = False) -> RouteTrace:
+    chance = np.random.default_rng(0)
+    return trace(
+        [[chance.choice(experts, top_k, replace=False).tolist() for _ in range(layers)] for _ in range(tokens)],
+        experts=experts,
+        lookahead=lookahead,
+    )
+
+
+def made(eviction: str, hits: int, *, collisions: int = 0, prefetch: str = "oracle", pool: str = "open") -> Row:
+    point = Point(
+        trace="t", mode="decode", percent=5.0, num_slots=3, pool=pool, eviction=eviction, prefetch=prefetch  # type: ignore[arg-type]
+    )
+    return Row(
+        point=point,
+        accesses=1000,
+        hits=hits,
+        cold=1000 - hits - collisions,
+        collisions=collisions,
+        late=0,
+        prefetched=0,
+        wasted=0,
+        transfers=0,
+        tokens=10,
+    )
+
+
+def test_capacities_never_go_below_the_least_and_say_each_number_once() -> None:
+    t = drawn(1)
+    assert capacities(t, (1.0, 5.0, 10.0, 25.0, 50.0), least=3) == [(10.0, 3), (25.0, 6), (50.0, 12)]
+    assert capacities(t, (1.0, 5.0), least=1) == [(5.0, 1)]
+
+
+def test_gate_prefetch_is_simulated_only_where_the_trace_can_look_ahead() -> None:
+    without = {p.prefetch for p in points("t", drawn(1), "decode")}
+    assert not without & set(GATES)
+    assert {p.prefetch for p in points("t", drawn(1, lookahead=True), "decode")} >= set(GATES)
+
+
+def test_every_region_has_floor_ceiling_and_every_eviction() -> None:
+    regions: dict[object, set[str]] = {}
+    for point in points("t", drawn(1), "decode"):
+        regions.setdefault(point.region, set()).add(point.eviction)
+        parse_policies(point.policy)
+    assert all(evictions == set(EVICTIONS) for evictions in regions.values())
+
+
+def test_winners_leave_belady_out_and_keep_ties() -> None:
+    rows = [made("random", 200), made("lru", 500), made("lfru", 500), made("fifo", 498), made("belady", 600)]
+    [winner] = winners(rows)
+    assert winner.policies == ("lru", "lfru")
+    assert winner.closed == pytest.approx(0.75)
+
+
+def test_no_way_to_belady_where_random_is_as_good() -> None:
+    [winner] = winners([made("random", 200), made("belady", 200)])
+    assert winner.closed is None
+    assert winner_figures([winner])[0].value is None
+
+
+@pytest.mark.parametrize(("hits", "verdict"), [(700, "wins"), (650, "ties"), (600, "loses")])
+def test_least_stale_is_judged_by_its_best_variant_against_every_other(hits: int, verdict: str) -> None:
+    rows = [
+        made("random", 100),
+        made("lru", 650, collisions=2),
+        made("lru:no-touch", 100, collisions=90),
+        made("least-stale:fifo", hits - 50, collisions=3),
+        made("least-stale:cyclic", hits, collisions=1),
+        made("belady", 800),
+    ]
+    [contest] = contests(rows)
+    assert contest.variant == "least-stale:cyclic"
+    assert contest.verdict == verdict
+    assert tally([contest])[verdict] == 1
+    assert contest.gain_no_touch == pytest.approx((hits - 100) / 1000)
+    assert (contest.collisions, contest.collisions_touch, contest.collisions_no_touch) == (1, 2, 90)
+    assert "lru:no-touch 90" in explain(contest)
+    figures = {f.figure: f for f in least_stale_figures([contest])}
+    assert figures["Least-Stale, SpecMD's pool, with prefetch: regions won"].value == (verdict == "wins")
+
+
+def test_ratio_of_nothing_is_nothing() -> None:
+    assert ratio(5, 0) is None
+    assert ratio(6, 4) == 1.5
+
+
+def test_open_pool_counts_what_was_fetched_ahead_and_lost_within_the_forward_as_a_collision() -> None:
+    # Two slots, two layers of two experts each: under LRU without touch the second prefetch takes the first one's slot.
+    passes = [[[0, 1], [2, 3]]] * 3
+    lost = replay_open(trace(passes), parse_policies("evict=lru:no-touch,prefetch=oracle:accuracy=1.0"), 2, mode="decode")
+    kept = replay_open(trace(passes), parse_policies("evict=lru,prefetch=oracle:accuracy=1.0"), 2, mode="decode")
+    assert (kept.collisions, kept.hits) == (0, 10)
+    assert lost.collisions > 0
+    assert lost.hits + lost.cold + lost.collisions == kept.hits + kept.cold + kept.collisions == 12
+
+
+def test_open_pool_without_prefetch_agrees_with_a_plain_lru() -> None:
+    t = drawn(200)
+    pool = replay_open(t, parse_policies("evict=lru"), 7, mode="decode")
+    order: list[tuple[int, int]] = []
+    hits = 0
+    for token in range(200):
+        for layer in range(3):
+            for expert in sorted(t.expert_ids[layer, token].tolist()):
+                hits += (layer, expert) in order
+                order = [key for key in order if key != (layer, expert)] + [(layer, expert)]
+                order = order[-7:]
+    assert pool.hits == hits
+    assert pool.transfers == 200 * 6 - hits
+
+
+def test_a_run_writes_rows_winners_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_run, "open_trace", lambda name: drawn(24, lookahead=name == "builtin"))
+    seen = []
+
+    def backwards(function, items, common):  # type: ignore[no-untyped-def]
+        for index in reversed(range(len(items))):
+            seen.append(index)
+            yield index, function(items[index], common)
+
+    result = cache_run.run(quick=True, out=tmp_path, fan_out=backwards)
+    rows = result.samples["rows"]
+    assert isinstance(rows, list)
+    assert len(rows) == len(seen) == result.config["points"]
+    assert all(r["accesses"] == 24 * 6 for r in rows if r["mode"] == "decode")
+    assert {f.figure for f in result.summary} >= {"simulator, one core, evict=lru"}
+    pictures = {path.name for path in tmp_path.glob("*.png")}
+    assert "cache-quick-collisions-open.png" in pictures
+    assert "cache-quick-builtin-layer.png" in pictures
