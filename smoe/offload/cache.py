@@ -13,7 +13,7 @@ handed out, and a layer at its floor loses a slot only to itself. What lies abov
 Counts are those of ExpertStats; an expert is asked for once a pass, and is then a hit, late, or a miss.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class Residency:
         self._generation = [0] * num_slots
         self._held = dict.fromkeys(layers, 0)
         self._owed = floor * len(layers)
+        self._may_lose: dict[int, list[int]] = {}  # by layer that wants a slot: layers that may lose one to it
         self._brought: dict[int, dict[int, int]] = {layer: {} for layer in layers}  # expert -> epoch of its transfer
 
     @property
@@ -137,23 +138,59 @@ class Residency:
         Evicts when no free slot is left for this layer. Views of the slot's former expert are stale from here on.
         """
         key = (layer, expert)
-        slot = self._take_slot(key, reason)
+        slot = self._bring(key, reason)
         if slot is None:
             return None
-        self._owner[slot] = key
         self._in_flight[key] = slot
-        self._brought[layer][expert] = self._epoch
         if reason is not Reason.DEMAND:
             self._background.add(key)
         if reason is Reason.PREFETCH:
             self.prefetched += 1
             self._unused.add(key)
         self.admitted += reason is Reason.ADMISSION
-        self._generation[slot] += 1
-        self._hold(layer, 1)
-        self._eviction.admit(layer, expert, reason)
-        self.peak_used = max(self.peak_used, self.num_slots - len(self._free))
         return self._view(layer, expert, slot)
+
+    def serve(self, layer: int, experts: Sequence[int]) -> int:
+        """What a LayerPass over distinct, ascending `experts` comes to when transfers take no time: the same counts,
+        calls of the policy and victims, without the views. Returns the misses. Nothing may be in flight or pinned.
+        """
+        waiting = deque(self.ask(layer, experts))
+        misses = len(waiting)
+        slot_of, pins = self._slot_of[layer], self._pins
+        hits = [slot_of[expert] for expert in experts if expert in slot_of]
+        for slot in hits:
+            pins[slot] = 1
+        issued = self._serve_some(layer, waiting)
+        for slot in hits:
+            pins[slot] = 0
+        if waiting:
+            issued += self._serve_some(layer, waiting)
+        while issued or waiting:
+            if not issued:  # the policy refuses a slot: computed without one
+                waiting.popleft()
+                issued = self._serve_some(layer, waiting)
+                continue
+            arrived, issued = issued, []
+            for expert, slot in arrived:
+                slot_of[expert] = slot
+            if not waiting:
+                break
+            for _, slot in arrived:
+                pins[slot] = 1
+            for _, slot in arrived:
+                pins[slot] = 0
+                issued += self._serve_some(layer, waiting)
+        return misses
+
+    def _serve_some(self, layer: int, waiting: deque[int]) -> list[tuple[int, int]]:
+        """(expert, slot) of those of `waiting`, which it leaves, that get a slot now."""
+        issued = []
+        while waiting:
+            slot = self._bring((layer, waiting[0]), Reason.DEMAND)
+            if slot is None:
+                break
+            issued.append((waiting.popleft(), slot))
+        return issued
 
     def background(self, layer: int | None = None) -> list[View]:
         """Views in flight (of `layer`) that no pass waits for, in the order of their reservation."""
@@ -253,11 +290,31 @@ class Residency:
             self._unused -= used
         self._eviction.touch(layer, experts)
 
+    def _bring(self, key: Key, reason: Reason) -> int | None:
+        """A slot that is the key's from here on, though nothing is in it; None while none can be had."""
+        slot = self._take_slot(key, reason)
+        if slot is None:
+            return None
+        layer, expert = key
+        self._owner[slot] = key
+        self._brought[layer][expert] = self._epoch
+        self._generation[slot] += 1
+        self._hold(layer, 1)
+        self._eviction.admit(layer, expert, reason)
+        used = self.num_slots - len(self._free)
+        if used > self.peak_used:
+            self.peak_used = used
+        return slot
+
     def _take_slot(self, wanted: Key, reason: Reason) -> int | None:
-        owed_to_others = self._owed - max(0, self.floor - self._held[wanted[0]])
-        if len(self._free) > owed_to_others:
-            return self._free.pop()
-        may_lose = [layer for layer, held in self._held.items() if layer == wanted[0] or held > self.floor]
+        if self._free:
+            owed_to_others = self._owed - max(0, self.floor - self._held[wanted[0]])
+            if len(self._free) > owed_to_others:
+                return self._free.pop()
+        may_lose = self._may_lose.get(wanted[0])
+        if may_lose is None:
+            may_lose = [layer for layer, held in self._held.items() if layer == wanted[0] or held > self.floor]
+            self._may_lose[wanted[0]] = may_lose
         victim = self._eviction.victim(may_lose, self._evictable, wanted, reason)
         if victim is None:
             return None
@@ -280,6 +337,11 @@ class Residency:
         self._hold(key[0], -1)
 
     def _hold(self, layer: int, change: int) -> None:
-        before = self._held[layer]
-        self._held[layer] = before + change
-        self._owed += max(0, self.floor - before - change) - max(0, self.floor - before)
+        """`change` is 1 or -1."""
+        after = self._held[layer] + change
+        self._held[layer] = after
+        most = after if change > 0 else after + 1
+        if most <= self.floor:
+            self._owed -= change
+        elif most == self.floor + 1:
+            self._may_lose.clear()

@@ -91,6 +91,14 @@ class LayerPass:
         """A slot that was in flight for somebody else may be had now."""
         return self._issue()
 
+    def skip(self) -> list[View]:
+        """Nothing is in flight, and yet the policy refuses the next miss a slot: it is computed without one.
+
+        Only policies that know the future do that, so only simulations call this.
+        """
+        self._waiting.popleft()
+        return self._issue()
+
     def abandon(self) -> list[View]:
         """Ends the pass early, when no transfer of it is under way.
 

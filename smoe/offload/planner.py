@@ -30,6 +30,7 @@ import numpy as np
 from smoe.offload.cache import Residency, View
 from smoe.offload.layer_pass import LayerPass
 from smoe.offload.policies.protocols import Array, Key, MissDecision, PolicySet, Reason, Routing
+from smoe.offload.policies.waiting import Wait
 
 SMALL_IDS = 512
 """Up to here a set of Python integers is the fastest way to distinct ids; one decoding row has ten or so."""
@@ -61,7 +62,7 @@ class Planner:
         """`max_background` >= 1 slots may be in flight without a pass that waits; by default a layer's share of all.
 
         With `pause_share`, prefetching stops for PAUSE_EPOCHS forwards whenever, of the last `pause_window` prefetches
-        that ended, a greater share was late or wasted.
+        that ended, a greater share was wasted. Late ones count as good: what they moved was asked for, only begun sooner.
         """
         self.fetch_s = self.compute_s = 0.0
         self.substituted, self.substituted_mass, self.pauses = 0, 0.0, 0
@@ -115,6 +116,20 @@ class Planner:
         run.decision = decision
         run.stale = residency.background(layer)
         return run
+
+    @property
+    def plain(self) -> bool:
+        """Whether `pass_at_once` may take the place of passes: nothing is brought in ahead, and misses are fetched."""
+        return self._prefetch is None and type(self._miss) is Wait
+
+    def pass_at_once(self, routing: Routing, experts: Sequence[int]) -> int:
+        """A whole pass over distinct, ascending `experts`, when transfers take no time: decides and counts what
+        begin_pass and the steps after it would. Returns the misses. For simulation, where those steps are most of the
+        time.
+        """
+        residency, layer = self._residency, routing.layer
+        residency.begin_layer(routing)
+        return 0 if residency.try_hit_all(layer, experts) else residency.serve(layer, experts)
 
     def is_background(self, view: View) -> bool:
         return self._residency.is_background(view)
@@ -177,7 +192,7 @@ class Planner:
         if self._paused_epochs:
             self._paused_epochs -= 1
             return
-        used, bad = self._residency.prefetch_used, self._residency.late + self._residency.wasted
+        used, bad = self._residency.prefetch_used + self._residency.late, self._residency.wasted
         ended = used + bad - sum(self._judged)
         if ended >= self._pause_window:
             if bad - self._judged[1] > pause_share * ended:

@@ -7,7 +7,7 @@ import numpy as np
 
 from smoe.core.route_trace import RouteTrace
 from smoe.offload.cache import View
-from smoe.offload.planner import PlannedPass, Planner
+from smoe.offload.planner import PlannedPass, Planner, distinct
 from smoe.offload.policies.protocols import Routing
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import Span
@@ -23,7 +23,7 @@ class Replay:
 
     def __init__(self, trace: RouteTrace, planner: Planner, link: Link, compute: ComputeModel) -> None:
         self.now = self.wait_s = 0.0
-        self.cancelled = self.forwards = 0
+        self.cancelled = self.forwards = self.transfers = 0
         self._planner, self._link, self._compute = planner, link, compute
         self._layers = trace.layers
         self._ids = list(trace.expert_ids.astype(np.int32))
@@ -31,6 +31,9 @@ class Replay:
         self._logits = _by_layer(trace.router_logits, np.float32, len(trace.layers))
         self._lookahead = _by_layer(trace.lookahead_logits, np.float16, len(trace.layers))
         self._token_ids = trace.token_ids
+        self._at_once = planner.plain and link.transfer_s == 0 and compute == ComputeModel()
+        # For each token and layer its experts in ascending order: plain lists, made in one go.
+        self._experts = np.sort(trace.expert_ids, axis=-1).transpose(1, 0, 2).tolist() if self._at_once else []
 
     def forward(self, spans: Sequence[Span]) -> None:
         """One pass over all layers for the rows of `spans`."""
@@ -41,6 +44,9 @@ class Replay:
         single = len(token_ids) == 1
         self.forwards += 1
         planner.begin_forward()
+        if self._at_once:
+            self._forward_at_once(rows, token_ids)
+            return
         for index, layer in enumerate(self._layers):
             self.now += layer_s
             if link.busy:
@@ -65,18 +71,34 @@ class Replay:
                 ids = run.decision.ids
             self._run(run, None if single else np.bincount(ids.ravel()).tolist())
 
+    def _forward_at_once(self, rows: Any, token_ids: Any) -> None:
+        """Where no time passes and no decision waits for an arrival."""
+        at_once, all_weights = self._planner.pass_at_once, self._weights
+        experts_of = self._experts[rows.start] if isinstance(rows, slice) and len(token_ids) == 1 else None
+        transfers = 0
+        for index, layer in enumerate(self._layers):
+            ids, weights = self._ids[index][rows], all_weights[index]
+            experts = distinct(ids) if experts_of is None else experts_of[index]
+            weights = None if weights is None else weights[rows]
+            transfers += at_once(Routing(layer=layer, ids=ids, weights=weights, token_ids=token_ids), experts)
+        self.transfers += transfers
+
     def _run(self, run: PlannedPass, rows_of: list[int] | None) -> None:
         """One pass; `rows_of` counts rows by expert, None: one each."""
         planner, link, row_s = self._planner, self._link, self._compute.row_s
         for view in run.stale:
             if link.try_cancel(view):
                 self.cancelled += 1
+                self.transfers -= 1
                 planner.failed(view)
         link.hurry(run.late)
         self._begin(run.start())
         self.now += row_s * (len(run.hits) if rows_of is None else sum([rows_of[view.expert] for view in run.hits]))
         self._begin(run.retire_hits())
         while run.unfinished:
+            if not link.busy:
+                self._skip(run)
+                continue
             arrives = link.next_arrival_s()
             if arrives > self.now:
                 self.wait_s += arrives - self.now
@@ -95,8 +117,16 @@ class Replay:
             self.now += row_s * (len(views) if rows_of is None else sum([rows_of[view.expert] for view in views]))
             self._begin(run.retire(views))
 
+    def _skip(self, run: PlannedPass) -> None:
+        """An expert that gets no slot is still carried, and computed."""
+        self.transfers += 1
+        self.wait_s += self._link.transfer_s
+        self.now += self._link.transfer_s + self._compute.row_s
+        self._begin(run.skip())
+
     def _begin(self, views: Sequence[View]) -> None:
         link, now = self._link, self.now
+        self.transfers += len(views)
         for view in views:
             link.begin(view, now, background=self._planner.is_background(view))
 
