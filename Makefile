@@ -27,7 +27,7 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp
 venv: $(VENV)/.run-stamp  ## make the environment in .venv
 
 demo: venv  ## install, then generate with a quarter of the experts resident, through Ray actors
-	$(BIN)/smoe generate --model builtin --expert-memory 25% --max-tokens 96 \
+	$(BIN)/smoe generate --model builtin --expert-memory 25% --max-tokens 96 --temperature 0.8 --seed 7 \
 		--prompt "Once upon a time there was a little girl who lived"
 
 test: lint types contracts unit  ## lint, type check, import contracts, tests

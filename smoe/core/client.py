@@ -24,7 +24,10 @@ class EngineClient(Protocol):
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests early; each unfinished one yields a last delta with finish_reason `abort`. Unknown ids are ignored."""
+        """End requests early; each unfinished one yields a last delta with finish_reason `abort`.
+
+        Unknown ids are ignored.
+        """
         ...
 
     def poll(self, timeout_s: float | None = None) -> list[Delta]:

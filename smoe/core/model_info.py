@@ -8,7 +8,8 @@ class ModelInfo:
     """`moe_layers[i]` is the decoder layer index of the i-th MoE layer; `expert_bytes` is one expert of one layer.
 
     `lossy`: the expert policy may change outputs. `emulated_link`: the declared link that experts come over, so that
-    every time belongs to it. `fingerprint` identifies the weights (hash of config and tensor index) in route traces and placements.
+    every time belongs to it. `fingerprint` identifies the weights (hash of config and tensor index) in route traces and
+    placements.
     """
 
     name: str

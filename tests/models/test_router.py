@@ -117,7 +117,10 @@ _RULES = [
 
 
 @pytest.mark.parametrize("spec", _RULES)
-@pytest.mark.parametrize("bad", [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf], [math.nan] * 24, [-math.inf] * 24])
+@pytest.mark.parametrize(
+    "bad",
+    [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf], [math.nan] * 24, [-math.inf] * 24],
+)
 @pytest.mark.parametrize("fused", [False, True])
 def test_bad_logits_spoil_their_row_alone(spec: RouterSpec, bad: list[float], fused: bool) -> None:
     def run(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,8 +13,7 @@ from smoe.bench.result import Figure, Result
 def measure(device: torch.device, result: Result) -> None:
     """Latency of each collective that the expert-parallel path uses, 1024 rows of 2048 bf16."""
     with tempfile.TemporaryDirectory() as folder:
-        store = dist.FileStore(str(Path(folder) / "store"), 1)
-        dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+        dist.init_process_group("nccl", init_method=(Path(folder) / "store").as_uri(), rank=0, world_size=1)
         try:
             rows = torch.randn(1024, 2048, device=device, dtype=torch.bfloat16)
             out = torch.empty_like(rows)

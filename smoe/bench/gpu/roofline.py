@@ -22,8 +22,8 @@ def measure(device: torch.device, result: Result) -> None:
     table = ExpertTable(EXPERTS, HIDDEN, FFN, act="silu")
     shapes = ((FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN))
     for slot in range(EXPERTS):
-        parts = [torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes]
-        table.set(slot, ExpertTensors(*parts, None, None, None))
+        gate, up, down = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
+        table.set(slot, ExpertTensors(gate, up, down))
     ids_1K = torch.arange(TOP_K, device=device, dtype=torch.int32).view(1, TOP_K)
     weights_1K = torch.full((1, TOP_K), 1 / TOP_K, device=device)
     took = seconds(lambda: moe(x_1D, ids_1K, ids_1K, weights_1K, table))
@@ -34,7 +34,7 @@ def measure_copies(device: torch.device, result: Result) -> None:
     """Pinned host-to-device bandwidth, and how much of a copy hides behind a matrix product on another stream."""
     host = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(host, device=device)
-    side = torch.cuda.Stream(device)
+    side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
 
     def copy() -> None:
