@@ -10,12 +10,12 @@ def seconds(work: Callable[[], object], *, repeats: int = 20, warm_up: int = 3) 
     """Median device time of one call of `work`."""
     for _ in range(warm_up):
         work()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         work()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) / 1000)
+        times.append(float(begin.elapsed_time(end)) / 1000)
     return median(times)
