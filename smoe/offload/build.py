@@ -14,11 +14,12 @@ from smoe.offload.bank import OffloadedBank
 from smoe.offload.emulated import EmulatedStore
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
+from smoe.offload.readahead import measured_readahead
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import DiskStore, Store
 
-PAUSE_SHARE = 0.9
-"""Prefetching stops for a while when more than this share of it came late or for nothing."""
+PAUSE_SHARE = 0.6
+"""Prefetching stops for a while when more than this share of it was for nothing."""
 POISON_VARIABLE = "SMOE_DEBUG_POISON"
 """Set to 1, memory of experts that holds nothing is filled with NaN."""
 
@@ -41,7 +42,8 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
     policies = policy.build(geometry, seed=config.seed)
     floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
-    store: Store = DiskStore(shelf.layouts)
+    readahead = measured_readahead(shelf.layouts)
+    store: Store = DiskStore(shelf.layouts, num_threads=readahead.num_threads, chunk_bytes=readahead.chunk_bytes)
     if config.expert_link is not None:
         store = EmulatedStore(store, LinkModel.parse(config.expert_link, "expert_link"))
     try:

@@ -62,7 +62,7 @@ class Planner:
         """`max_background` >= 1 slots may be in flight without a pass that waits; by default a layer's share of all.
 
         With `pause_share`, prefetching stops for PAUSE_EPOCHS forwards whenever, of the last `pause_window` prefetches
-        that ended, a greater share was wasted. Late ones count as good: what they moved was asked for, only begun sooner.
+        that ended, a greater share was wasted. Late ones count as good: what they moved was asked for, begun sooner.
         """
         self.fetch_s = self.compute_s = 0.0
         self.substituted, self.substituted_mass, self.pauses = 0, 0.0, 0
