@@ -38,9 +38,7 @@ class Outcome:
 
     def rise_after_switches(self, *, right_after: bool) -> Interval:
         """Of the tokens within AFTER_SWITCH of a switch, or of all others."""
-        masks = [_right_after(text) == right_after for text in self.texts]
-        pairs = [(lossy[mask], exact[mask]) for (lossy, exact), mask in zip(self.pairs, masks, strict=True)]
-        return paired_rise([pairs])
+        return paired_rise([near_switches(self.texts, self.pairs, right_after=right_after)])
 
 
 def compare(model: Model, policy: str, reference: Reference) -> Outcome:
@@ -57,6 +55,12 @@ def compare(model: Model, policy: str, reference: Reference) -> Outcome:
         estimate=total(estimate(reference.trace, model.cache(policy))[1:]),
         texts=group.texts,
     )
+
+
+def near_switches(texts: Sequence[Text], pairs: Sequence[Pair], *, right_after: bool) -> list[Pair]:
+    """Of each pair the tokens within AFTER_SWITCH of a switch, or all others."""
+    masks = [_right_after(text) == right_after for text in texts]
+    return [(first[mask], second[mask]) for (first, second), mask in zip(pairs, masks, strict=True)]
 
 
 def total(tallies: Sequence[Tally]) -> Tally:

@@ -22,8 +22,8 @@ LOSSY = (
     Contender("quality-first", "quality-first", timed=True),
     Contender("quality-first, no admission", "quality-first,admit=always"),
     Contender("quality-first, own weights", "quality-first,miss=substitute:own"),
-    Contender("quality-first, threshold 0.8/k", "quality-first,miss=substitute:threshold=0.1"),
+    Contender("quality-first, threshold 0.8/k", "quality-first,miss=substitute:threshold=0.1", timed=True),
     Contender("speed-first", "speed-first", timed=True),
     Contender("speed-first, no admission", "speed-first,admit=always"),
-    Contender("substitute all", "evict=frequency,miss=substitute:all,admit=background", keeps_first=False, timed=True),
+    Contender("substitute all", "evict=frequency,miss=substitute:all,admit=background", keeps_first=False),
 )

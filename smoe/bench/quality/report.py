@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 
 from smoe.bench.quality import plot, speed
 from smoe.bench.quality.bootstrap import Interval, paired_rise, perplexity
-from smoe.bench.quality.compare import Outcome, total
+from smoe.bench.quality.compare import Outcome, near_switches, total
 from smoe.bench.quality.contenders import Contender
 from smoe.bench.quality.gates import GateWeights
 from smoe.bench.quality.ideal import IdealCache, Tally
@@ -47,14 +48,26 @@ def add_outcomes(contender: Contender, outcomes: Sequence[Outcome], result: Resu
     samples["domains together"] = {"rise": asdict(rise), "share": tally.share, "mean_mass": tally.mean_mass}
     result.samples[contender.name] = samples
     result.add(_figure(f"{contender.name}: rise in perplexity, domains", rise, tally))
-    for outcome in outcomes:
-        if outcome.group != SWITCHING:
-            continue
-        result.add(_figure(f"{contender.name}: rise in perplexity, switching", outcome.rise(), outcome.tally))
-        early, late = (outcome.rise_after_switches(right_after=value) for value in (True, False))
-        name = f"{contender.name}: rise right after a switch, less the rise later"
-        bound = f"{100 * early.value:.2f} % ({_bounds(early)}) and {100 * late.value:.2f} % ({_bounds(late)})"
-        result.add(Figure(figure=name, value=100 * (early.value - late.value), unit="points", bound=bound))
+    switching = outcomes[-1]
+    result.add(_figure(f"{contender.name}: rise in perplexity, switching", switching.rise(), switching.tally))
+
+
+def add_admission(outcomes: Mapping[str, Sequence[Outcome]], preset: str, without: str, result: Result) -> None:
+    """What background admission changes, the same policy without it being the base: paired by text."""
+    groups = [
+        [(ours, theirs) for (ours, _), (theirs, _) in zip(mine.pairs, base.pairs, strict=True)]
+        for mine, base in zip(outcomes[preset], outcomes[without], strict=True)
+    ]
+    streams = outcomes[preset][-1].texts
+    changes = {
+        "domains": paired_rise(groups[:-1]),
+        "switching": paired_rise(groups[-1:]),
+        "right after switches": paired_rise([near_switches(streams, groups[-1], right_after=True)]),
+    }
+    for where, change in changes.items():
+        name = f"{preset}: perplexity with background admission against none, {where}"
+        result.add(Figure(figure=name, value=100 * change.value, unit="%", bound=_bounds(change)))
+    result.samples[f"{preset}: admission"] = {where: asdict(change) for where, change in changes.items()}
 
 
 def add_mass_correlation(outcomes: Mapping[str, Sequence[Outcome]], keeps_first: Sequence[str], result: Result) -> None:
@@ -77,7 +90,8 @@ def add_timings(timings: Mapping[str, Timing], baseline: str, result: Result) ->
     result.samples["inflated"] = {name: speed.describe(timing) for name, timing in timings.items()}
     millis = {name: 1000 * timing.mean_s for name, timing in timings.items()}
     for name, value in millis.items():
-        bound = None if name == baseline else f"{millis[baseline] / value:.2f} x the speed of {baseline}"
+        blocks = [1000 * mean(block) for block in timings[name].blocks]
+        bound = f"blocks {min(blocks):.0f} to {max(blocks):.0f}; {millis[baseline] / value:.2f} x {baseline}"
         result.add(Figure(figure=f"{name}: decode step, inflated bf16", value=value, unit="ms", bound=bound))
     return millis
 

@@ -1,10 +1,12 @@
 """`smoe bench quality`: what lossy policies cost in perplexity and buy in time, in one run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from smoe.bench.quality import report, speed, texts
 from smoe.bench.quality.compare import Outcome, compare
@@ -13,6 +15,7 @@ from smoe.bench.quality.gates import gate_weights
 from smoe.bench.quality.setting import Group, Model
 from smoe.bench.result import Result
 from smoe.models.loading import open_checkpoint
+from smoe.offload.policies.catalog import PRESETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +55,20 @@ def run(
     config["policies"] = {contender.name: contender.policy for contender in (WAIT, *LOSSY)}
     result = Result(name=name, config=config)
 
-    tokens = texts.heldout_tokens(encode)
-    references = [model.reference(group) for group in make_groups(tokens, sizes)]
-    weights = [r.trace.expert_weights for r in references[:-1] if r.trace.expert_weights is not None]
-    gates = gate_weights(np.concatenate(weights, axis=1), threshold=1.5 / model.geometry.top_k)
-    report.add_gates(gates, result)
-    report.add_waiting(references, lambda: model.cache(WAIT.policy), result)
-    outcomes: dict[str, list[Outcome]] = {}
-    for contender in LOSSY:
-        outcomes[contender.name] = [compare(model, contender.policy, reference) for reference in references]
-        report.add_outcomes(contender, outcomes[contender.name], result)
-    kept = [contender.name for contender in LOSSY if contender.keeps_first]
-    report.add_mass_correlation(outcomes, kept, result)
+    # One row of a model this small is no work for a second thread.
+    with _threads(1):
+        references = [model.reference(group) for group in make_groups(texts.heldout_tokens(encode), sizes)]
+        weights = [r.trace.expert_weights for r in references[:-1] if r.trace.expert_weights is not None]
+        gates = gate_weights(np.concatenate(weights, axis=1), threshold=1.5 / model.geometry.top_k)
+        report.add_gates(gates, result)
+        report.add_waiting(references, lambda: model.cache(WAIT.policy), result)
+        outcomes: dict[str, list[Outcome]] = {}
+        for contender in LOSSY:
+            outcomes[contender.name] = [compare(model, contender.policy, reference) for reference in references]
+            report.add_outcomes(contender, outcomes[contender.name], result)
+    for preset in PRESETS:
+        report.add_admission(outcomes, preset, f"{preset}, no admission", result)
+    report.add_mass_correlation(outcomes, [contender.name for contender in LOSSY if contender.keeps_first], result)
 
     millis: dict[str, float] = {}
     if inflated is not None:
@@ -74,6 +79,16 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     report.draw_all(out / f"{name}.png", outcomes, millis, WAIT.name, gates, expert_memory)
     return result
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def make_groups(tokens: dict[str, list[int]], sizes: Sizes) -> list[Group]:

@@ -29,10 +29,16 @@ class Scorer:
         """
         found = np.empty(len(token_ids) - 1)
         for past, token in enumerate(token_ids):
-            batch = Batch.build([((token,), 0, past, 0)], route_sink=route_sink)
-            start = time.perf_counter()
-            logits_V = self._decoder.forward(batch, self._kv)[0]
-            self.step_s.append(time.perf_counter() - start)
+            logits_V = self.step(token, past, route_sink=route_sink)
             if past + 1 < len(token_ids):
                 found[past] = float(logits_V.logsumexp(0) - logits_V[token_ids[past + 1]])
         return found
+
+    @torch.inference_mode()
+    def step(self, token: int, past: int, *, route_sink: RouteSink | None = None) -> torch.Tensor:
+        """Logits [V] fp32 after `token`, which follows `past` tokens fed before."""
+        batch = Batch.build([((token,), 0, past, 0)], route_sink=route_sink)
+        start = time.perf_counter()
+        logits_MV = self._decoder.forward(batch, self._kv)
+        self.step_s.append(time.perf_counter() - start)
+        return logits_MV[0]
