@@ -1,5 +1,6 @@
 """Made-up routes: popular experts, and tokens that keep some of what the token before them used."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ def synthetic_routes(
     """Equal arguments give equal traces. `tokens` in all, in `sequences` of nearly equal length; the first `prompt` of
     each are prefill.
 
-    In each layer the experts are ranked anew for each sequence's layer order by chance, and the one of rank r is drawn
-    in proportion to r ** -`zipf` (0: all alike). Each of a token's k choices is kept from its predecessor with chance
-    `locality`. Weights fall from slot to slot and sum to one. Raises ConfigError.
+    Each layer ranks its experts by chance, and the one of rank r is drawn in proportion to r ** -`zipf` (0: all alike).
+    Each of a token's k choices is kept from its predecessor with chance `locality`. Weights fall from slot to slot and
+    sum to one. Raises ConfigError.
     """
     if not 1 <= top_k <= num_experts:
         raise ConfigError("top_k", top_k, f"1 to num_experts = {num_experts}")
@@ -47,7 +48,7 @@ def synthetic_routes(
         ids[layer] = _chain(fresh, kept)
     weights = np.sort(rng.dirichlet(np.full(top_k, 2.0), (num_layers, tokens)), axis=-1)[..., ::-1]
     phase = np.full(tokens, DECODE, dtype=np.uint8)
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in itertools.pairwise(starts):
         phase[start : min(start + prompt, end)] = PREFILL
     trace = RouteTrace(
         fingerprint=f"synthetic:zipf={zipf:g},locality={locality:g},seed={seed}",
