@@ -1,10 +1,15 @@
 """The memory of the slots: one allocation, cut evenly."""
 
+import ctypes
+import mmap
+
 import torch
 
 from smoe.kernels import alloc_huge
 from smoe.offload.layout import PAGE_BYTES
 
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 POISON_BYTE = 0xFF
 """Sixteen or thirty-two set bits are a NaN in bf16 and fp32, so whatever is computed from a stale slot shows."""
 
@@ -30,6 +35,13 @@ class Arena:
     def buffer(self, slot: int) -> memoryview:
         """The same bytes, for reading into."""
         return self._buffer[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+    def release(self, slot: int) -> None:
+        """Gives the memory of a slot that is nobody's back to the system; used again, it is taken again."""
+        if self._poison:
+            self.poison(slot)
+        elif _madvise(self._bytes.data_ptr() + slot * self.slot_bytes, self.slot_bytes, mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise of an expert slot")
 
     def poison(self, slot: int) -> None:
         """In debug mode fills the slot with NaN bytes; else does nothing. Its contents must be nobody's."""

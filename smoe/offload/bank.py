@@ -41,19 +41,22 @@ class OffloadedBank:
         *,
         num_slots: int,
         floor: int,
+        max_slots: int | None = None,
         max_background: int | None = None,
         pause_share: float | None = None,
         poison: bool = False,
     ) -> None:
         """`num_slots` over all layers, of which `floor` >= 1 are safe for each. Closes `store` when closed.
+        `resize` can go up to `max_slots` (default: no further): addresses are reserved, memory is taken as it is used.
 
         `max_background` and `pause_share` as Planner has them. `poison` fills slots and outputs that hold
         nothing yet with NaN.
         """
         spec = shelf.spec
         self._fixed_bytes = shelf.staging_bytes
-        self._arena = Arena(num_slots, shelf.slot_bytes, poison=poison)
-        self._residency = Residency(num_slots, spec.moe_layers, policies.eviction, floor=floor)
+        max_slots = num_slots if max_slots is None else max_slots
+        self._arena = Arena(max_slots, shelf.slot_bytes, poison=poison)
+        self._residency = Residency(num_slots, spec.moe_layers, policies.eviction, floor=floor, max_slots=max_slots)
         self._planner = Planner(
             self._residency,
             policies,
@@ -75,7 +78,7 @@ class OffloadedBank:
         for layer in spec.moe_layers:
             moe_spec = spec.moe(layer)
             if moe_spec not in by_geometry:
-                by_geometry[moe_spec] = expert_table(moe_spec, spec.hidden, num_slots)
+                by_geometry[moe_spec] = expert_table(moe_spec, spec.hidden, max_slots)
             self._tables[layer] = by_geometry[moe_spec]
         self._poison, self._scratch = poison, torch.empty(0)
 
@@ -146,9 +149,22 @@ class OffloadedBank:
             bytes_moved=link.bytes_read,
             wait_s=self._transfers.wait_s,
             transfer_s=link.busy_s,
-            budget_bytes=self._fixed_bytes + self._arena.nbytes,
+            budget_bytes=self._fixed_bytes + cache.num_slots * self._arena.slot_bytes,
             peak_bytes=self._fixed_bytes + cache.peak_used * self._arena.slot_bytes,
         )
+
+    def resize(self, num_slots: int) -> None:
+        """Between forwards: from now on `num_slots` over all layers, in equal floors; those given up return their memory.
+
+        Raises ValueError below one a layer and above `max_slots`.
+        """
+        for view in self._residency.background():
+            if self._transfers.try_cancel(view):
+                self._planner.failed(view)
+        while self._transfers.pending:
+            self._deliver(self._transfers.take())
+        for slot in self._residency.resize(num_slots, floor=num_slots // len(self._num_experts)):
+            self._arena.release(slot)
 
     def check_integrity(self) -> None:
         self._residency.check_idle()

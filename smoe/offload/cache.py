@@ -32,11 +32,14 @@ class View(NamedTuple):
 class Residency:
     """One thread calls. Each pin (of `pin`, and of the `commit` of what a pass waits for) is given back by `unpin`."""
 
-    def __init__(self, num_slots: int, layers: Sequence[int], eviction: Eviction, *, floor: int) -> None:
-        """`layers` are the MoE layers; `floor` >= 1 slots of each are safe from the other layers."""
-        if not 1 <= floor <= num_slots // len(layers):
-            raise ValueError(f"floor: {floor} (1 up to {num_slots} slots / {len(layers)} layers)")
+    def __init__(
+        self, num_slots: int, layers: Sequence[int], eviction: Eviction, *, floor: int, max_slots: int | None = None
+    ) -> None:
+        """`layers` are the MoE layers; `floor` >= 1 slots of each are safe from the other layers. Slots are numbered
+        below `max_slots` (default: `num_slots`), up to which `resize` can go."""
+        _check_floor(floor, num_slots, len(layers))
         self.num_slots, self.floor = num_slots, floor
+        self.max_slots = num_slots if max_slots is None else max_slots
         self.hits = self.late = self.cold_misses = self.collision_misses = self.compulsory_misses = 0
         self.prefetched = self.prefetch_used = self.wasted = self.admitted = 0
         self.evictions = self.peak_used = 0
@@ -46,10 +49,11 @@ class Residency:
         self._in_flight: dict[Key, int] = {}
         self._background: set[Key] = set()  # in flight without a pass that waits
         self._unused: set[Key] = set()  # prefetched, not asked for yet
-        self._owner: list[Key | None] = [None] * num_slots
+        self._owner: list[Key | None] = [None] * self.max_slots
         self._free = list(range(num_slots - 1, -1, -1))
-        self._pins = [0] * num_slots
-        self._generation = [0] * num_slots
+        self._out_of_use = list(range(self.max_slots - 1, num_slots - 1, -1))
+        self._pins = [0] * self.max_slots
+        self._generation = [0] * self.max_slots
         self._held = dict.fromkeys(layers, 0)
         self._owed = floor * len(layers)
         self._may_lose: dict[int, list[int]] = {}  # by layer that wants a slot: layers that may lose one to it
@@ -225,6 +229,33 @@ class Residency:
         self._lose(key, view.slot)
         self._free.append(view.slot)
 
+    def resize(self, num_slots: int, *, floor: int) -> list[int]:
+        """From now on `num_slots` up to `max_slots`, with another floor. Returns the slots taken out of use.
+
+        Evicts by the policy as far as free slots do not suffice. Nothing may be pinned or in flight.
+        """
+        _check_floor(floor, num_slots, len(self._held))
+        if num_slots > self.max_slots:
+            raise ValueError(f"num_slots: {num_slots} (up to {self.max_slots})")
+        assert not self._in_flight
+        assert not any(self._pins)
+        self.floor, taken = floor, list[int]()
+        while self.num_slots < num_slots:
+            self._free.append(self._out_of_use.pop())
+            self.num_slots += 1
+        while self.num_slots > num_slots:
+            # A layer below the new floor keeps what it holds; the others have enough to give.
+            slot = self._free.pop() if self._free else self._evict([i for i, n in self._held.items() if n > floor])
+            taken.append(slot)
+            self.num_slots -= 1
+        # Free slots owed to layers below the floor may be missing now: those above it give.
+        self._owed = sum(max(0, floor - held) for held in self._held.values())
+        while len(self._free) < self._owed:
+            self._free.append(self._evict([i for i, n in self._held.items() if n > floor]))
+        self._out_of_use += taken
+        self.peak_used = self.num_slots - len(self._free)
+        return taken
+
     def unpin(self, view: View) -> None:
         self.check(view)
         if self._pins[view.slot] < 1:
@@ -248,10 +279,12 @@ class Residency:
         every prefetch is in flight, resident or accounted for."""
         resident = {slot: (layer, e) for layer, held in self._slot_of.items() for e, slot in held.items()}
         in_flight = {slot: key for key, slot in self._in_flight.items()}
-        states = Counter([*self._free, *in_flight, *resident])
+        states = Counter([*self._free, *self._out_of_use, *in_flight, *resident])
         problems = []
-        if sorted(states.elements()) != list(range(self.num_slots)):
+        if sorted(states.elements()) != list(range(self.max_slots)):
             problems.append("free, in-flight and resident slots are not a partition")
+        if len(self._out_of_use) != self.max_slots - self.num_slots:
+            problems.append("slots out of use are miscounted")
         owners = {slot: owner for slot, owner in enumerate(self._owner) if owner is not None}
         if owners != resident | in_flight or len(set(owners.values())) != len(owners):
             problems.append("owners differ from residents and transfers")
@@ -316,8 +349,17 @@ class Residency:
             may_lose = [layer for layer, held in self._held.items() if layer == wanted[0] or held > self.floor]
             self._may_lose[wanted[0]] = may_lose
         victim = self._eviction.victim(may_lose, self._evictable, wanted, reason)
+        return None if victim is None else self._take_from(victim)
+
+    def _evict(self, may_lose: Sequence[int]) -> int:
+        """A slot that nobody gets."""
+        nobody = (may_lose[0], -1)
+        victim = self._eviction.victim(may_lose, self._evictable, nobody, Reason.DEMAND)
         if victim is None:
-            return None
+            raise RuntimeError("expert residency: the eviction policy names no victim")
+        return self._take_from(victim)
+
+    def _take_from(self, victim: Key) -> int:
         slot = self._slot_of[victim[0]].pop(victim[1])
         self._lose(victim, slot)
         self.evictions += 1
@@ -345,3 +387,8 @@ class Residency:
             self._owed -= change
         elif most == self.floor + 1:
             self._may_lose.clear()
+
+
+def _check_floor(floor: int, num_slots: int, num_layers: int) -> None:
+    if not 1 <= floor <= num_slots // num_layers:
+        raise ValueError(f"floor: {floor} (1 up to {num_slots} slots / {num_layers} layers)")

@@ -79,6 +79,8 @@ class ExpertFiles:
         policies: PolicySet | str = "",
         over: Store | None = None,
         max_background: int | None = None,
+        max_slots: int | None = None,
+        poison: bool = True,
         **store: int,
     ) -> OffloadedBank:
         """`slots_a_layer` times the layers plus `extra` slots; those above `floor` a layer are shared.
@@ -94,9 +96,10 @@ class ExpertFiles:
             DiskStore(shelf.layouts, **store) if over is None else over,
             policies,
             max_background=max_background,
+            max_slots=max_slots,
             num_slots=slots_a_layer * len(self.moe_layers) + extra,
             floor=slots_a_layer if floor is None else floor,
-            poison=True,
+            poison=poison,
         )
 
     def _write(self) -> dict[tuple[int, int], ExpertSource]:
