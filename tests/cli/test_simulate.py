@@ -1,0 +1,128 @@
+"""`smoe simulate` and the verbs of `smoe trace` that make files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smoe.core.route_trace import read_route_trace, write_route_trace
+from smoe.workload.routes import synthetic_routes
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "routes.safetensors"
+    write_route_trace(path, synthetic_routes(num_layers=3, num_experts=12, top_k=3, tokens=60, sequences=4, prompt=3))
+    return path
+
+
+def test_a_sweep_in_this_process(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
+    policies = ("--expert-policy", "evict=lru", "--expert-policy", "evict=belady")
+    result = smoe(
+        *(
+            "simulate",
+            "--trace",
+            str(trace),
+            "--in-process",
+            "--json",
+            "--expert-memory",
+            "4",
+            "--expert-memory",
+            "50%",
+        ),
+        *policies,
+        *("--link", "2GB/s+0.1ms", "--compute", "0.3ms+50us", "--expert-bytes", "12MB"),
+    )
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    asked = [(p, c) for p in ("lru", "belady") for c in ("4", "50%")]
+    assert [(r["policy"].split(",")[0].removeprefix("evict="), r["capacity"]) for r in found] == asked
+    for each in found:
+        assert each["accesses"] == each["experts"]["hits"] + each["experts"]["cold_misses"]
+        assert each["seconds"] > 0
+    assert found[2]["hit_rate"] >= found[0]["hit_rate"]
+    assert "simulations: 4 of 4" in result.err
+
+
+def test_the_table_shows_every_figure_whole(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
+    result = smoe("simulate", "--trace", str(trace), "--expert-memory", "4")
+    assert result.code == 0
+    assert "…" not in result.out
+    assert "ms/token" not in result.out
+    assert "evict=lru" in result.out
+
+
+@pytest.mark.ray
+def test_a_sweep_over_ray_is_the_sweep_here(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
+    arguments = ("simulate", "--trace", str(trace), "--json", "--expert-memory", "2", "--expert-memory", "4")
+    arguments += ("--expert-policy", "evict=random", "--expert-policy", "evict=lru,prefetch=follow")
+    over_ray, here = smoe(*arguments, "--jobs", "2"), smoe(*arguments, "--in-process")
+    assert over_ray.code == here.code == 0, over_ray.err
+    assert json.loads(over_ray.out) == json.loads(here.out)
+
+
+REFUSED = [
+    (("--expert-memory", "0"), r"expert_memory: '0' \(above zero"),
+    (("--expert-memory", "1kB"), r"expert_bytes: None \(the size of one expert"),
+    (("--expert-memory", "1kB", "--expert-bytes", "1MB"), r"expert_memory: '1000 bytes' \(at least one expert a layer"),
+    (("--expert-memory", "auto"), r"expert_memory: 'auto' \(slots a layer"),
+    (("--link", "3"), r"link: '3' \(bandwidth"),
+    (("--link", "1GB/s"), r"expert_bytes: None"),
+    (("--compute", "1ms+1us"), r"compute: '1ms\+1us' \(has no effect without --link\)"),
+    (("--link", "1GB/s", "--expert-bytes", "1MB", "--compute", "1ms"), r"compute: '1ms' \(seconds a layer"),
+    (("--expert-bytes", "many"), r"expert_bytes: 'many' \(bytes"),
+    (("--pool", "x"), r"pool: 'x' \(one of layer, shared\)"),
+    (("--mode", "x"), r"mode: 'x' \(one of recorded, decode, prefill\)"),
+    (("--batch", "0"), r"batch: 0 \(integer >= 1\)"),
+    (("--jobs", "0"), r"jobs: 0 \(integer >= 1\)"),
+    (("--jobs", "2", "--in-process"), r"jobs: 2 \(not with --in-process"),
+    (("--seed", "-1"), r"seed: -1 \(integer >= 0\)"),
+    (("--expert-policy", "evict=lruu"), r"policies.evict: 'lruu' \(one of random, fifo"),
+    (("--expert-policy", "prefetch=gate"), r"policies.prefetch: 'gate' \(the trace has no lookahead_logits"),
+    (("--expert-policy", "prefetch=gate:threshold=nan"), r"threshold: 'nan'"),
+    (
+        ("--expert-policy", "evict=lru", "--expert-policy", "miss=substitute"),
+        r"policies.miss: 'substitute' \(the trace",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+@pytest.mark.usefixtures("nothing_starts")
+def test_bad_input_is_one_line(smoe, trace: Path, arguments: tuple[str, ...], message: str) -> None:  # type: ignore[no-untyped-def]
+    import re
+
+    result = smoe("simulate", "--trace", str(trace), *arguments)
+    assert result.code == 2
+    assert re.search(message, result.err), result.err
+    assert len(result.err.strip().splitlines()) == 1
+    assert result.out == ""
+
+
+def test_traces_that_are_broken_are_named(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
+    result = smoe("simulate", "--trace", "no-such-trace")
+    assert result.code == 2
+    assert "no-such-trace: no such file" in result.err
+    trace.write_bytes(trace.read_bytes()[:-7])
+    result = smoe("simulate", "--trace", str(trace))
+    assert result.code == 2
+    assert str(trace) in result.err.replace("\n", "")
+
+
+def test_split_and_merge(smoe, trace: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    one, two, both = (tmp_path / f"{name}.safetensors.gz" for name in ("one", "two", "both"))
+    result = smoe("trace", "split", str(trace), "--fraction", "0.5", "--out", str(one), "--rest", str(two))
+    assert result.code == 0, result.err
+    assert smoe("trace", "merge", str(one), str(two), "--out", str(both)).code == 0
+    assert read_route_trace(both).num_tokens == read_route_trace(trace).num_tokens
+    for arguments, message in (
+        (("split", str(trace), "--fraction", "1.5", "--out", str(one), "--rest", str(two)), "fraction: 1.5"),
+        (("split", str(trace), "--fraction", "0.5", "--out", str(one), "--rest", str(one)), "rest:"),
+        (("merge", str(one), "--out", str(both)), "files: 1"),
+        (("import", str(trace), "--out", str(one)), str(trace)),
+        (("import", str(trace), "--out", str(one), "--incomplete", "x"), "incomplete: 'x'"),
+        (("import", str(trace), "--out", str(one), "--max-sequence", "3"), "max_sequence: 3"),
+    ):
+        result = smoe("trace", *arguments)
+        assert result.code == 2
+        assert message in result.err, result.err
