@@ -43,7 +43,13 @@ def drawn(tokens: int, layers: int = 3, experts: int = 8, top_k: int = 2, *, loo
 
 def made(eviction: str, hits: int, *, collisions: int = 0, prefetch: str = "oracle", pool: str = "open") -> Row:
     point = Point(
-        trace="t", mode="decode", percent=5.0, num_slots=3, pool=pool, eviction=eviction, prefetch=prefetch  # type: ignore[arg-type]
+        trace="t",
+        mode="decode",
+        percent=5.0,
+        num_slots=3,
+        pool=pool,
+        eviction=eviction,
+        prefetch=prefetch,  # type: ignore[arg-type]
     )
     return Row(
         point=point,
@@ -121,7 +127,9 @@ def test_ratio_of_nothing_is_nothing() -> None:
 def test_open_pool_counts_what_was_fetched_ahead_and_lost_within_the_forward_as_a_collision() -> None:
     # Two slots, two layers of two experts each: under LRU without touch the second prefetch takes the first one's slot.
     passes = [[[0, 1], [2, 3]]] * 3
-    lost = replay_open(trace(passes), parse_policies("evict=lru:no-touch,prefetch=oracle:accuracy=1.0"), 2, mode="decode")
+    lost = replay_open(
+        trace(passes), parse_policies("evict=lru:no-touch,prefetch=oracle:accuracy=1.0"), 2, mode="decode"
+    )
     kept = replay_open(trace(passes), parse_policies("evict=lru,prefetch=oracle:accuracy=1.0"), 2, mode="decode")
     assert (kept.collisions, kept.hits) == (0, 10)
     assert lost.collisions > 0

@@ -21,7 +21,9 @@ SURFACE = {
     "chat": sorted([*COMMON, *SAMPLING, "--in-process", "--threads"]),
     "plan": sorted([*COMMON, "--expert-link", "--json", "--max-num-seqs"]),
     "doctor": ["--dir", "--help", "--json"],
+    "bench cache": ["--help", "--in-process", "--out", "--quick", "--trace"],
     "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
+    "bench offload": ["--cache", "--help", "--out", "--policies", "--quick", "--skip-peers"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
     "simulate": [

@@ -67,9 +67,7 @@ def test_more_capacity_is_never_slower_here() -> None:
 def test_a_trace_of_other_size_is_stretched_to_the_models_accesses() -> None:
     own, double = guess(made(), 1.0, SLOW), guess(made(), 1.0, SLOW, accesses=8)
     assert double.tokens_per_s == pytest.approx(1 / (0.002 + 8 * 0.001))
-    assert guess(made(), 0.25, SLOW, accesses=8).moved_bytes == pytest.approx(
-        2 * guess(made(), 0.25, SLOW).moved_bytes
-    )
+    assert guess(made(), 0.25, SLOW, accesses=8).moved_bytes == pytest.approx(2 * guess(made(), 0.25, SLOW).moved_bytes)
     assert own.compute_s == pytest.approx(0.006)
 
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smoe.bench.cache.grid import BELADY, DEMAND, EVICTIONS, LEAST_STALE, LRU_NO_TOUCH, LRU_TOUCH, RANDOM
+from smoe.bench.cache.grid import BELADY, DEMAND, EVICTIONS, LEAST_STALE, LRU_NO_TOUCH, LRU_TOUCH, ORACLES, RANDOM
 from smoe.bench.cache.rows import Row
 
-_COLLISIONS = (LRU_TOUCH, LRU_NO_TOUCH, *LEAST_STALE)
+_COLLISIONS = (LRU_TOUCH, LRU_NO_TOUCH, "lfu", "frequency", *LEAST_STALE)
+_ACCURACY = ORACLES[1]
 
 
 def plot_hits(rows: Sequence[Row], trace: str, pool: str, path: Path) -> Path:
@@ -38,8 +39,8 @@ def plot_hits(rows: Sequence[Row], trace: str, pool: str, path: Path) -> Path:
 
 
 def plot_collisions(rows: Sequence[Row], pool: str, path: Path) -> Path:
-    """A panel a trace, at the middle accuracy of each trace's prefetches: collision misses over capacity."""
-    here = [row for row in rows if row.point.pool == pool and row.point.prefetch != DEMAND]
+    """A panel a trace: collision misses over capacity, with a prefetch that names five in six right."""
+    here = [row for row in rows if row.point.pool == pool and row.point.prefetch == _ACCURACY]
     traces = list(dict.fromkeys(row.point.trace for row in here))
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(
@@ -47,17 +48,13 @@ def plot_collisions(rows: Sequence[Row], pool: str, path: Path) -> Path:
     )
     for panel, trace in zip(axes[0], traces, strict=True):
         of_trace = [row for row in here if row.point.trace == trace]
-        prefetches = list(dict.fromkeys(row.point.prefetch for row in of_trace))
-        prefetch = prefetches[len(prefetches) // 2]
         for eviction in _COLLISIONS:
             line = sorted(
-                (row.point.percent, 100 * row.collision_rate)
-                for row in of_trace
-                if row.point.prefetch == prefetch and row.point.eviction == eviction
+                (row.point.percent, 100 * row.collision_rate) for row in of_trace if row.point.eviction == eviction
             )
             if line:
                 panel.plot(*zip(*line, strict=True), label=eviction, **_style(eviction))
-        panel.set_title(f"{trace}, prefetch {prefetch}", fontsize=9)
+        panel.set_title(f"{trace}, prefetch {_ACCURACY}", fontsize=9)
         panel.set_yscale("symlog", linthresh=0.1)
         panel.set_ylim(bottom=0)
         _capacity_axis(panel, of_trace)
@@ -76,7 +73,8 @@ def _style(eviction: str) -> dict[str, Any]:
     if eviction in LEAST_STALE:
         return {"color": f"C{LEAST_STALE.index(eviction)}", "marker": "o", "markersize": 3, "linewidth": 1.4}
     others = [name for name in EVICTIONS if name not in (RANDOM, BELADY, *LEAST_STALE)]
-    return {"color": f"C{4 + others.index(eviction) % 6}", "linestyle": ":", "marker": "x", "markersize": 4}
+    index = others.index(eviction)
+    return {"color": f"C{4 + index % 6}", "linestyle": ":", "marker": "xv^sDP+"[index], "markersize": 4}
 
 
 def _capacity_axis(panel: Any, rows: Sequence[Row]) -> None:

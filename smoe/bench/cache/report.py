@@ -63,7 +63,7 @@ def least_stale_figures(found: Sequence[Contest]) -> list[Figure]:
                     value=100 * median(gains),
                     unit="points",
                     bound=f"{100 * min(gains):+.1f}..{100 * max(gains):+.1f}; "
-                    f"collision misses {theirs:,} against {own:,}" + ("" if times is None else f" ({times:.1f}x)"),
+                    f"collision misses {theirs:,} against {own:,}" + ("" if times is None else f" ({times:,.1f}x)"),
                 )
             )
     return figures

@@ -26,7 +26,8 @@ TRACES: tuple[tuple[str, Mode], ...] = (
     ("deepseek-v2-lite", "prefill"),
     ("builtin", "decode"),
 )
-TOKENS, QUICK_TOKENS = {"decode": 512, "prefill": 2048}, {"decode": 128, "prefill": 1024}
+TOKENS, QUICK_TOKENS = {"decode": 256, "prefill": 2048}, {"decode": 128, "prefill": 1024}
+SPEED_TOKENS = 1024
 QUICK_PERCENTS = (5.0, 25.0)
 
 Traces = Mapping[str, RouteTrace]
@@ -55,8 +56,7 @@ def run(*, quick: bool, out: Path, fan_out: FanOut | None = None, trace: str | N
             "seed": 0,
         },
     )
-    first = next(iter(traces.values()))
-    figures, samples = speed_figures(first, repeats=2 if quick else 5)
+    figures, samples = speed_figures(head(open_trace(chosen[0][0]), SPEED_TOKENS), repeats=2 if quick else 3)
     result.samples["accesses_per_s"] = samples
     for figure in figures:
         result.add(figure)

@@ -26,7 +26,7 @@ from smoe.models.loading import open_checkpoint
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 
 DEMAND = "evict=lru"
-CHOSEN = "evict=lfru,prefetch=gate"
+CHOSEN = "evict=lru,prefetch=gate:width=2"
 LIMIT_BYTES = 1_500_000_000
 PROMPT_TOKENS = 24
 
