@@ -14,12 +14,12 @@ import queue
 import random
 import statistics
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from smoe.bench.disk import plain_rate
 from smoe.bench.result import Figure, Result, print_figures
 from smoe.offload.arena import Arena
 from smoe.offload.cache import View
@@ -46,36 +46,6 @@ def write_file(path: Path, nbytes: int) -> None:
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def plain_gbps(path: Path, starts: list[int], length: int, arena: Arena, num_threads: int) -> float:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    todo: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-    for index, start in enumerate(starts):
-        todo.put((index % arena.num_slots, start))
-
-    def work() -> None:
-        while True:
-            try:
-                slot, start = todo.get_nowait()
-            except queue.Empty:
-                return
-            buffer, got = arena.buffer(slot)[:length], 0
-            while got < length:
-                count = os.preadv(fd, [buffer[got:]], start + got)
-                if count == 0:
-                    return
-                got += count
-
-    threads = [threading.Thread(target=work) for _ in range(num_threads)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - began
-    os.close(fd)
-    return len(starts) * length / seconds / 1e9
 
 
 def store_gbps(layouts: list[SlotLayout], order: list[int], arena: Arena, in_flight: int) -> float:
@@ -147,8 +117,8 @@ def measure(path: Path, nbytes: int, experts: int, repeats: int, seed: int) -> d
     arena = Arena(NUM_SLOTS, max(layout.room for layout in layouts), poison=True)  # touches its pages
     runs: dict[str, Callable[[list[int]], float]] = {}
     for num_threads in PLAIN_THREADS:
-        runs[f"plain_{num_threads}_threads"] = lambda order, n=num_threads: plain_gbps(
-            path, [i * nbytes // PAGE_BYTES * PAGE_BYTES for i in order], pages, arena, n
+        runs[f"plain_{num_threads}_threads"] = lambda order, n=num_threads: (
+            plain_rate([(path, i * nbytes // PAGE_BYTES * PAGE_BYTES) for i in order], pages, arena, n) / 1e9
         )
     for in_flight in IN_FLIGHT:
         runs[f"store_{in_flight}_in_flight"] = lambda order, n=in_flight: store_gbps(layouts, order, arena, n)
