@@ -154,7 +154,7 @@ class OffloadedBank:
         )
 
     def resize(self, num_slots: int) -> None:
-        """Between forwards: from now on `num_slots` over all layers, in equal floors; those given up return their memory.
+        """Between forwards: from now on `num_slots` over all layers in equal floors. Slots given up free their memory.
 
         Raises ValueError below one a layer and above `max_slots`.
         """
