@@ -47,6 +47,8 @@ def test_without_forced_admission_a_slot_is_refused_to_what_comes_later():
     for policy in (free, forced):
         policy.begin_layer(1)
     assert free.victim([1], anyone, (1, 4), D) == (1, 3)
+    # Neither comes again: the slot stays as it is.
+    assert free.victim([1], anyone, (1, 7), D) is None
 
 
 def test_a_run_that_is_not_the_one_foreseen_is_an_error():

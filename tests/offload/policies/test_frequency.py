@@ -70,6 +70,17 @@ def experts_readmitting(policy):
     return gone
 
 
+def test_lfru_spares_what_is_used_again():
+    # 1 has the fewest uses, but was used last: recent are 4 and 1. Of 2 and 3, used equally often, 2 goes.
+    policy = LFRU()
+    for expert in (1, 2, 3, 4):
+        policy.admit(0, expert, D)
+    for _ in range(2):
+        policy.touch(0, [2, 3, 4])
+    policy.touch(0, [1])
+    assert policy.victim([0], lambda *key: True, (0, 9), D) == (0, 2)
+
+
 def test_lfru_takes_the_least_recent_when_only_recent_ones_can_go():
     policy = LFRU(recent=1.0)
     for expert in (1, 2, 3):
@@ -91,11 +102,11 @@ def test_frequency_counts_requests_across_evictions_and_of_all_rows():
 def test_frequency_counts_each_layer_for_itself():
     policy = Frequency()
     policy.demand(routing(0, [1, 2]))
-    policy.demand(routing(0, [1, 2]))
     policy.demand(routing(1, [1, 3]))
-    for layer in (0, 1):
+    policy.demand(routing(1, [1, 3]))
+    for layer in (1, 0):
         policy.admit(layer, 1, D)
-    assert leave(policy, (0, 1)) == [(1, 1), (0, 1)]
+    assert leave(policy, (0, 1)) == [(0, 1), (1, 1)]
 
 
 def test_of_equal_requests_the_one_asked_for_first_goes():

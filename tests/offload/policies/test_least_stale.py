@@ -118,3 +118,31 @@ def test_lru_would_choose_otherwise():
         policy.admit(1, 2, P)
     assert lru.victim([0, 1], anyone, (0, 3), D) == (1, 2)
     assert stale.victim([0, 1], anyone, (0, 3), D) == (0, 1)
+
+
+def test_what_was_current_is_stale_again_in_the_next_epoch():
+    policy = make("fifo")
+    for expert in (1, 2, 3):
+        policy.admit(0, expert, D)
+    for used, first in (((1, 2), 3), ((1,), 2), ((), 1)):
+        policy.begin_epoch()
+        policy.touch(0, used)
+        assert policy.victim([0], anyone, (0, 9), D) == (0, first)
+
+
+def test_those_that_could_not_go_keep_their_order():
+    for layers in ([0], LAYERS):
+        policy = make("fifo")
+        for expert in (1, 2, 3):
+            policy.admit(0, expert, D)
+        policy.begin_epoch()
+        assert policy.victim(layers, lambda layer, expert: expert == 3, (0, 9), D) == (0, 3)
+        assert policy.victim(layers, anyone, (0, 9), D) == (0, 1)
+
+
+def test_using_again_in_the_same_epoch_makes_young():
+    policy = make("cyclic")
+    for expert in (1, 2):
+        policy.admit(0, expert, P)
+    policy.touch(0, [1])
+    assert leave(policy) == [(0, 2), (0, 1)]

@@ -49,22 +49,33 @@ def test_weights_count_as_shares_of_their_row():
     for policy, scale in zip(policies, (1.0, 2.5), strict=True):
         policy.demand(routing(0, [1, 2], weights=[[0.75 * scale, 0.25 * scale]]))
         assert [policy._values[0, e] for e in (1, 2)] == pytest.approx([0.1 * 2 * 0.75, 0.1 * 2 * 0.25])
+        policy.demand(routing(1, [1, 2], [1, 2], weights=[[0.75 * scale, 0.25 * scale]] * 2))
+        assert [policy._values[1, e] for e in (1, 2)] == pytest.approx([0.1 * 2 * 0.75, 0.1 * 2 * 0.25])
+
+
+def test_a_choice_counts_as_a_share_of_the_rows():
+    # 1 is the choice of two rows of four, then 2 of the only one.
+    policy = utility(floor=0.0)
+    policy.demand(routing(0, [1], [1], [3], [4]))
+    policy.demand(routing(0, [2]))
+    assert [policy._values[0, e] for e in (1, 2)] == pytest.approx([0.05, 0.1])
 
 
 def test_numbers_that_are_not_finite_count_for_nothing():
     policy = utility(signal="mass", floor=0.0)
     policy.demand(routing(0, [1, 2], [3, 2], weights=[[np.nan, np.nan], [0.6, 0.4]]))
     policy.demand(routing(0, [1, 2], weights=[[np.nan, np.nan]]))
-    for expert in (2, 1):
-        policy.admit(0, expert, D)
-    assert policy.victim([0], anyone, (0, 9), D) == (0, 1)
+    policy.demand(routing(0, [1, 2], weights=[[0.0, 0.0]]))
+    # of two rows, in top_k times the share: 0.1 * 2 * 0.6 / 2
+    assert policy._values == {(0, 3): pytest.approx(0.06), (0, 2): pytest.approx(0.04)}
 
 
 def test_the_layer_just_passed_goes_first_unless_it_is_worth_the_floor():
     # Utilities in layer 1: 0.1 for expert 1; in layer 0: none for expert 2. Running layer 1.
     for floor, first in ((0.05, (0, 2)), (0.2, (1, 1))):
         policy = utility(floor=floor)
-        policy.begin_epoch()
+        for _ in range(50):
+            policy.begin_epoch()
         policy.demand(routing(1, [1]))
         policy.admit(0, 2, D)
         policy.admit(1, 1, D)
