@@ -14,7 +14,7 @@ Counts are those of ExpertStats; an expert is asked for once a pass, and is then
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from smoe.offload.policies.protocols import Eviction, Key, Reason, Routing
@@ -57,6 +57,8 @@ class Residency:
         self._held = dict.fromkeys(layers, 0)
         self._owed = floor * len(layers)
         self._may_lose: dict[int, list[int]] = {}  # by layer that wants a slot: layers that may lose one to it
+        self.prefetch_paid = {layer: [0, 0] for layer in layers}
+        """Of the prefetches into a layer that ended: how many were asked for, and how many wasted."""
         self._brought: dict[int, dict[int, int]] = {layer: {} for layer in layers}  # expert -> epoch of its transfer
 
     @property
@@ -96,7 +98,9 @@ class Residency:
                 found.append(expert)
             elif (layer, expert) in self._in_flight:
                 self.late += 1
-                self._unused.discard((layer, expert))
+                if (layer, expert) in self._unused:
+                    self._unused.remove((layer, expert))
+                    self.prefetch_paid[layer][0] += 1
             else:
                 missing.append(expert)
                 epoch = brought.get(expert)
@@ -154,22 +158,28 @@ class Residency:
         self.admitted += reason is Reason.ADMISSION
         return self._view(layer, expert, slot)
 
-    def serve(self, layer: int, experts: Sequence[int]) -> int:
+    def serve(self, layer: int, experts: Sequence[int], then: Callable[[], list[View]]) -> int:
         """What a LayerPass over distinct, ascending `experts` comes to when transfers take no time: the same counts,
-        calls of the policy and victims, without the views. Returns the misses. Nothing may be in flight or pinned.
+        calls of the policy and victims, without a view of each. `then` as there; what it begins has arrived at the end.
+        Returns how many experts were brought in. Nothing may be in flight or pinned.
         """
         waiting = deque(self.ask(layer, experts))
         misses = len(waiting)
+        ahead: list[View] | None = None
         slot_of, pins = self._slot_of[layer], self._pins
         hits = [slot_of[expert] for expert in experts if expert in slot_of]
         for slot in hits:
             pins[slot] = 1
         issued = self._serve_some(layer, waiting)
+        if not waiting:
+            ahead = then()
         for slot in hits:
             pins[slot] = 0
         if waiting:
             issued += self._serve_some(layer, waiting)
         while issued or waiting:
+            if not waiting and ahead is None:
+                ahead = then()
             if not issued:  # the policy refuses a slot: computed without one
                 waiting.popleft()
                 issued = self._serve_some(layer, waiting)
@@ -183,7 +193,13 @@ class Residency:
                 pins[slot] = 1
             for _, slot in arrived:
                 pins[slot] = 0
-                issued += self._serve_some(layer, waiting)
+                if waiting:
+                    issued += self._serve_some(layer, waiting)
+                    if not waiting:
+                        ahead = then()
+        for view in then() if ahead is None else ahead:
+            self.commit(view)
+            misses += 1
         return misses
 
     def _serve_some(self, layer: int, waiting: deque[int]) -> list[tuple[int, int]]:
@@ -320,6 +336,7 @@ class Residency:
         if self._unused:
             used = self._unused.intersection([(layer, expert) for expert in experts])
             self.prefetch_used += len(used)
+            self.prefetch_paid[layer][0] += len(used)
             self._unused -= used
         self._eviction.touch(layer, experts)
 
@@ -374,6 +391,7 @@ class Residency:
         if key in self._unused:
             self._unused.remove(key)
             self.wasted += 1
+            self.prefetch_paid[key[0]][1] += 1
         self._owner[slot] = None
         self._generation[slot] += 1
         self._hold(key[0], -1)

@@ -57,12 +57,13 @@ class Planner:
         *,
         max_background: int | None = None,
         pause_share: float | None = None,
-        pause_window: int = 512,
+        pause_window: int = 128,
     ) -> None:
         """`max_background` >= 1 slots may be in flight without a pass that waits; by default a layer's share of all.
 
-        With `pause_share`, prefetching stops for PAUSE_EPOCHS forwards whenever, of the last `pause_window` prefetches
-        that ended, a greater share was wasted. Late ones count as good: what they moved was asked for, begun sooner.
+        With `pause_share`, prefetching into a layer stops for PAUSE_EPOCHS forwards whenever, of the last
+        `pause_window` such prefetches that ended, a greater share was wasted. Late ones count as good: what they moved
+        was asked for, and begun sooner.
         """
         self.fetch_s = self.compute_s = 0.0
         self.substituted, self.substituted_mass, self.pauses = 0, 0.0, 0
@@ -73,7 +74,9 @@ class Planner:
         share = max(1, residency.num_slots // len(layers))
         self._max_background = share if max_background is None else max_background
         self._pause_share, self._pause_window = pause_share, pause_window
-        self._paused_epochs, self._judged = 0, (0, 0)
+        self._judged = dict.fromkeys(layers, (0, 0))
+        self._paused_until: dict[int, int] = {}
+        self._epoch = 0
         self._to_admit: dict[Key, None] = {}
 
     @property
@@ -87,10 +90,11 @@ class Planner:
             self._prefetch is not None
             and self._prefetch.needs_lookahead
             and layer != self._last_layer
-            and not self._paused_epochs
+            and self._next_layer[layer] not in self._paused_until
         )
 
     def begin_forward(self) -> None:
+        self._epoch += 1
         self._residency.begin_epoch()
         if self._prefetch is not None and self._pause_share is not None:
             self._judge(self._pause_share)
@@ -119,17 +123,20 @@ class Planner:
 
     @property
     def plain(self) -> bool:
-        """Whether `pass_at_once` may take the place of passes: nothing is brought in ahead, and misses are fetched."""
-        return self._prefetch is None and type(self._miss) is Wait
+        """Whether `pass_at_once` may take the place of passes: every miss is fetched."""
+        return type(self._miss) is Wait
 
-    def pass_at_once(self, routing: Routing, experts: Sequence[int]) -> int:
+    def pass_at_once(self, routing: Routing, experts: Sequence[int], lookahead: Array | None = None) -> int:
         """A whole pass over distinct, ascending `experts`, when transfers take no time: decides and counts what
-        begin_pass and the steps after it would. Returns the misses. For simulation, where those steps are most of the
-        time.
+        begin_pass and the steps after it would. Returns how many experts were brought in. For simulation, where those
+        steps are most of the time.
         """
         residency, layer = self._residency, routing.layer
         residency.begin_layer(routing)
-        return 0 if residency.try_hit_all(layer, experts) else residency.serve(layer, experts)
+        if self._prefetch is None:
+            return 0 if residency.try_hit_all(layer, experts) else residency.serve(layer, experts, _nothing)
+        self._prefetch.observe(routing)
+        return residency.serve(layer, experts, partial(self._background, routing, lookahead))
 
     def is_background(self, view: View) -> bool:
         return self._residency.is_background(view)
@@ -168,8 +175,11 @@ class Planner:
         """Transfers for later, once no miss of this pass waits for a slot."""
         residency = self._residency
         begin: list[View] = []
-        if self._prefetch is not None and not self._paused_epochs:
-            keys = self._prefetch.plan(routing, self._next_layer[routing.layer], lookahead)
+        next_layer, paused = self._next_layer[routing.layer], self._paused_until
+        if self._prefetch is not None and next_layer not in paused:
+            keys = self._prefetch.plan(routing, next_layer, lookahead)
+            if paused:
+                keys = [key for key in keys if key[0] not in paused]
             residency.confirm(keys)
             for key in keys:
                 if residency.background_in_flight >= self._max_background:
@@ -189,16 +199,21 @@ class Planner:
         return begin
 
     def _judge(self, pause_share: float) -> None:
-        if self._paused_epochs:
-            self._paused_epochs -= 1
-            return
-        used, bad = self._residency.prefetch_used + self._residency.late, self._residency.wasted
-        ended = used + bad - sum(self._judged)
-        if ended >= self._pause_window:
-            if bad - self._judged[1] > pause_share * ended:
-                self._paused_epochs = PAUSE_EPOCHS
-                self.pauses += 1
-            self._judged = (used, bad)
+        for layer, until in list(self._paused_until.items()):
+            if until <= self._epoch:
+                del self._paused_until[layer]
+        for layer, (paid, wasted) in self._residency.prefetch_paid.items():
+            paid_before, wasted_before = self._judged[layer]
+            ended = paid + wasted - paid_before - wasted_before
+            if ended >= self._pause_window:
+                if wasted - wasted_before > pause_share * ended:
+                    self._paused_until[layer] = self._epoch + PAUSE_EPOCHS
+                    self.pauses += 1
+                self._judged[layer] = (paid, wasted)
+
+
+def _nothing() -> list[View]:
+    return []
 
 
 def distinct(ids: Array) -> list[int]:

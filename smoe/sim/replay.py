@@ -73,14 +73,17 @@ class Replay:
 
     def _forward_at_once(self, rows: Any, token_ids: Any) -> None:
         """Where no time passes and no decision waits for an arrival."""
-        at_once, all_weights = self._planner.pass_at_once, self._weights
+        planner, all_weights, all_ahead = self._planner, self._weights, self._lookahead
+        at_once = planner.pass_at_once
         experts_of = self._experts[rows.start] if isinstance(rows, slice) and len(token_ids) == 1 else None
         transfers = 0
         for index, layer in enumerate(self._layers):
             ids, weights = self._ids[index][rows], all_weights[index]
             experts = distinct(ids) if experts_of is None else experts_of[index]
             weights = None if weights is None else weights[rows]
-            transfers += at_once(Routing(layer=layer, ids=ids, weights=weights, token_ids=token_ids), experts)
+            ahead = all_ahead[index]
+            ahead = ahead[rows] if ahead is not None and planner.wants_lookahead(layer) else None
+            transfers += at_once(Routing(layer=layer, ids=ids, weights=weights, token_ids=token_ids), experts, ahead)
         self.transfers += transfers
 
     def _run(self, run: PlannedPass, rows_of: list[int] | None) -> None:

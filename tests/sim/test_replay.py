@@ -9,26 +9,29 @@ from smoe.offload.planner import Planner
 from smoe.sim.simulate import POOLS, Pool, simulate
 from smoe.workload.routes import synthetic_routes
 
-EVICTIONS = ("lru", "random", "lfru", "utility:mass", "least-stale", "least-stale:four-tier", "belady")
+PREFETCHES = ("none", "follow:threshold=0.2", "token", "oracle:accuracy=0.7")
+EVICTIONS = ("lru", "lru:no-touch", "random", "lfru", "utility:mass", "least-stale", "least-stale:four-tier", "belady")
 
 
 @pytest.fixture(scope="module")
 def trace() -> RouteTrace:
-    return synthetic_routes(num_layers=3, num_experts=13, top_k=4, tokens=120, seed=5, prompt=9)
+    return synthetic_routes(num_layers=3, num_experts=13, top_k=4, tokens=60, seed=5, prompt=9)
 
 
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("slots", ["1", "2.5", "3", "4", "7.4", "13"])
 @pytest.mark.parametrize("eviction", EVICTIONS)
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("batch", "prefetch"), [(1, prefetch) for prefetch in PREFETCHES] + [(3, "none"), (3, "follow")]
+)
 def test_at_once_and_step_by_step(
-    trace: RouteTrace, eviction: str, slots: str, pool: Pool, batch: int, monkeypatch: pytest.MonkeyPatch
+    trace: RouteTrace, eviction: str, slots: str, pool: Pool, batch: int, prefetch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from smoe.core.expert_memory import ExpertMemory
 
     memory = ExpertMemory("slots", float(slots))
-    fast = simulate(trace, f"evict={eviction}", memory, pool=pool, batch=batch)
+    fast = simulate(trace, f"evict={eviction},prefetch={prefetch}", memory, pool=pool, batch=batch)
     monkeypatch.setattr(Planner, "plain", property(lambda self: False))
-    slow = simulate(trace, f"evict={eviction}", memory, pool=pool, batch=batch)
+    slow = simulate(trace, f"evict={eviction},prefetch={prefetch}", memory, pool=pool, batch=batch)
     assert asdict(fast) == asdict(slow)
-    assert fast.transfers == fast.experts.misses
+    assert fast.transfers == fast.experts.misses + fast.experts.prefetched
