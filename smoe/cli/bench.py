@@ -84,7 +84,7 @@ def cache_command(
     trace: Annotated[
         str | None,
         typer.Option(
-            "--trace", metavar="FILE", help="A route trace to replay whole, not samples of the packaged ones."
+            "--trace", metavar="FILE", help="A route trace of your own: 100 combinations over 100,000 tokens."
         ),
     ] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="On one core, without Ray.")] = False,

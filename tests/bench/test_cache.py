@@ -169,3 +169,13 @@ def test_a_run_writes_rows_winners_and_pictures(tmp_path: Path, monkeypatch: pyt
     pictures = {path.name for path in tmp_path.glob("*.png")}
     assert "cache-quick-collisions-open.png" in pictures
     assert "cache-quick-builtin-layer.png" in pictures
+
+
+def test_a_trace_of_ones_own_is_replayed_by_a_hundred_combinations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_run, "open_trace", lambda name: drawn(8, layers=2, experts=128))
+    result = cache_run.run(quick=False, out=tmp_path, trace="mine.safetensors")
+    assert result.name == "cache-whole"
+    assert result.config["points"] == 100
+    assert (tmp_path / "cache-whole-mine.safetensors-shared.png").exists()

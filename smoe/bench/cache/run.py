@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from smoe.bench.cache.grid import EVICTIONS, PERCENTS, POOLS, Point, points
+from smoe.bench.cache.grid import DEMAND, EVICTIONS, LRU_NO_TOUCH, OPEN, PERCENTS, POOLS, Point, points
 from smoe.bench.cache.open_pool import replay_open
 from smoe.bench.cache.plot import plot_collisions, plot_hits
 from smoe.bench.cache.report import explain, least_stale_figures, print_winners, winner_figures
@@ -29,6 +29,12 @@ TRACES: tuple[tuple[str, Mode], ...] = (
 TOKENS, QUICK_TOKENS = {"decode": 256, "prefill": 2048}, {"decode": 128, "prefill": 1024}
 SPEED_TOKENS = 1024
 QUICK_PERCENTS = (5.0, 25.0)
+WHOLE_TOKENS = 100_000
+WHOLE_PERCENTS = (2.0, 5.0, 10.0, 25.0, 50.0)
+WHOLE_EVICTIONS = tuple(
+    name for name in EVICTIONS if name not in (LRU_NO_TOUCH, "least-stale:layer", "least-stale:four-tier")
+)
+"""With two pools and without prefetch: a hundred combinations, none the same as another where nothing is prefetched."""
 
 Traces = Mapping[str, RouteTrace]
 FanOut = Callable[[Callable[[Point, Traces], Row], Sequence[Point], Traces], Iterable[tuple[int, Row]]]
@@ -36,22 +42,22 @@ FanOut = Callable[[Callable[[Point, Traces], Row], Sequence[Point], Traces], Ite
 
 
 def run(*, quick: bool, out: Path, fan_out: FanOut | None = None, trace: str | None = None) -> Result:
-    """Minutes; `quick` less. `trace` is a route trace file (decode) to use whole instead of the packaged ones.
+    """Minutes; `quick` less. `trace` is a route trace file, of which a hundred combinations replay up to 100,000 tokens
+    as decoding: half an hour on two cores.
 
     Raises TraceError. Pictures go to `out`.
     """
     chosen = TRACES if trace is None else ((trace, "decode"),)
     limits = QUICK_TOKENS if quick else TOKENS
-    traces = {name: cut(open_trace(name), None if trace else limits[mode]) for name, mode in chosen}
-    percents = QUICK_PERCENTS if quick else PERCENTS
-    todo = [point for name, mode in chosen for point in points(name, traces[name], mode, percents=percents)]
+    traces = {name: head(open_trace(name), WHOLE_TOKENS if trace else limits[mode]) for name, mode in chosen}
+    todo = _todo(chosen, traces, quick=quick, whole=trace is not None)
     result = Result(
-        name="cache-quick" if quick else "cache",
+        name="cache-whole" if trace else "cache-quick" if quick else "cache",
         config={
             "traces": {name: {"mode": mode, "tokens": traces[name].num_tokens} for name, mode in chosen},
-            "percents": percents,
-            "evictions": EVICTIONS,
-            "pools": POOLS,
+            "percents": sorted({point.percent for point in todo}),
+            "evictions": list(dict.fromkeys(point.eviction for point in todo)),
+            "pools": list(dict.fromkeys(point.pool for point in todo)),
             "points": len(todo),
             "seed": 0,
         },
@@ -69,9 +75,9 @@ def run(*, quick: bool, out: Path, fan_out: FanOut | None = None, trace: str | N
     result.samples["least_stale"] = [explain(each) for each in fights]
     print_winners(found)
     for name, _ in chosen:
-        for pool in POOLS:
+        for pool in dict.fromkeys(point.pool for point in todo):
             plot_hits(rows, name, pool, out / f"{result.name}-{Path(name).name}-{pool}.png")
-    for pool in POOLS:
+    for pool in POOLS if trace is None else ():
         plot_collisions(rows, pool, out / f"{result.name}-collisions-{pool}.png")
     return result
 
@@ -94,8 +100,24 @@ def in_process(
     return ((index, function(item, common)) for index, item in enumerate(items))
 
 
-def cut(trace: RouteTrace, tokens: int | None) -> RouteTrace:
-    return trace if tokens is None or trace.num_tokens <= tokens else head(trace, tokens)
+def _todo(chosen: Sequence[tuple[str, Mode]], traces: Traces, *, quick: bool, whole: bool) -> list[Point]:
+    if not whole:
+        percents = QUICK_PERCENTS if quick else PERCENTS
+        return [point for name, mode in chosen for point in points(name, traces[name], mode, percents=percents)]
+    pools = tuple(pool for pool in POOLS if pool != OPEN)
+    return [
+        point
+        for name, mode in chosen
+        for point in points(
+            name,
+            traces[name],
+            mode,
+            percents=WHOLE_PERCENTS,
+            evictions=WHOLE_EVICTIONS,
+            pools=pools,
+            prefetches=(DEMAND,),
+        )
+    ]
 
 
 def _sweep(todo: Sequence[Point], traces: Traces, fan_out: FanOut, result: Result) -> list[Row]:
