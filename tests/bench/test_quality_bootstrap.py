@@ -30,6 +30,7 @@ def test_two_texts_give_their_own_values_as_bounds() -> None:
 def test_texts_count_by_their_length() -> None:
     rise = paired_rise([[(np.ones(1), np.zeros(1)), (np.zeros(3), np.zeros(3))]])
     assert rise.value == pytest.approx(np.expm1(0.25))
+    assert (rise.low, rise.high) == pytest.approx((0.0, np.expm1(1.0)))
 
 
 def test_groups_are_drawn_from_separately() -> None:
