@@ -14,7 +14,7 @@ class ExpertStats:
 
     prefetched: prefetches begun. Each ends, if it does, as prefetch_used (asked for on time), as late, or as wasted
     (evicted, cancelled or failed without having been asked for). admitted: transfers begun by background admission.
-    prefetch_pauses: how often prefetching stopped itself because it did not pay.
+    prefetch_pauses: how often prefetching into a layer stopped itself because it did not pay.
 
     substituted: (row, choice) pairs computed by another expert than the router's; substituted_mass: their summed router
     weight, normalised over a row's choices. computed_in_place: (row, choice) pairs computed where the weights are,
