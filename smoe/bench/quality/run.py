@@ -32,7 +32,7 @@ class Sizes:
     timed: int
 
 
-FULL = Sizes(texts=14, length=128, streams=8, segments=8, segment=64, warm_up=24, timed=48)
+FULL = Sizes(texts=12, length=128, streams=8, segments=8, segment=48, warm_up=24, timed=48)
 QUICK = Sizes(texts=5, length=96, streams=3, segments=6, segment=48, warm_up=12, timed=12)
 DEFAULT_MEMORY = "25%"
 
