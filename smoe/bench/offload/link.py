@@ -22,6 +22,8 @@ class Link:
         """Raises OSError where the files cannot be read past the page cache."""
         self._length = max(PAGE_BYTES, min(expert_bytes, _LARGEST) // PAGE_BYTES * PAGE_BYTES)
         self._places = expert_places(files, self._length)
+        if not self._places:
+            raise OSError(f"no file has {self._length} bytes to read")
         self._arena = Arena(_SLOTS, self._length, poison=True)  # filling it touches its pages
         self._chance = random.Random(seed)
         self.rates = best_rates(self._sample(pieces), self._length, self._arena, repeats)

@@ -41,13 +41,16 @@ class Size:
     peer_prompts: int
 
 
-FULL = Size(percents=(5, 10, 25, 50, 75, 100), tokens=32, cold_repeats=2, repeats=5, peer_tokens=6, peer_prompts=2)
+FULL = Size(percents=(5, 10, 25, 50, 75, 100), tokens=24, cold_repeats=2, repeats=4, peer_tokens=6, peer_prompts=2)
 QUICK = Size(percents=(10, 25, 50), tokens=16, cold_repeats=1, repeats=2, peer_tokens=4, peer_prompts=1)
 
 
 def run(*, quick: bool, cache: Path, out: Path, policies: str = CHOSEN, with_peers: bool = True) -> Result:
-    """Takes some minutes, `quick` fewer. `cache` keeps the inflated model (4.9 GB) and the peers' copies of it
-    (10 GB); pictures go to `out`. Raises ConfigError for policies that do not parse."""
+    """Takes some ten minutes on an idle machine, `quick` three.
+
+    `cache` keeps the inflated model (4.9 GB) and the peers' copies of it (10 GB); pictures go to `out`. Raises
+    ConfigError for policies that do not parse, or that are demand LRU itself.
+    """
     spec, size = parse_policies(policies), QUICK if quick else FULL
     spec.check_live()
     if spec == parse_policies(DEMAND):
