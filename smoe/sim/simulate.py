@@ -38,6 +38,7 @@ def simulate(
     mode: Mode = "recorded",
     batch: int = 1,
     max_background: int | None = None,
+    pause_share: float | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> SimResult:
@@ -46,6 +47,7 @@ def simulate(
     `capacity` is what `expert_memory` is to the engine (more than all experts is all of them); `pool` says whether its
     slots are dealt to the layers evenly or shared above one a layer. `expert_bytes` is the size of one expert: needed
     for a capacity in bytes, and for a link. Without a link transfers take no time and there are no times in the result.
+    `max_background` and `pause_share` are the Planner's; by default prefetching never pauses itself here.
     `on_progress` gets the tokens done so far. Raises ConfigError.
     """
     spec, memory, num_slots, policies = check(
@@ -64,7 +66,7 @@ def simulate(
     layers = trace.layers
     floor = num_slots // len(layers) if pool == "layer" else 1
     residency = Residency(num_slots, layers, policies.eviction, floor=floor)
-    planner = Planner(residency, policies, layers, max_background=max_background)
+    planner = Planner(residency, policies, layers, max_background=max_background, pause_share=pause_share)
     transfer_s = 0.0 if link is None or expert_bytes is None else link.transfer_s(expert_bytes)
     compute = compute or ComputeModel()
     planner.fetch_s, planner.compute_s = transfer_s, compute.row_s
@@ -88,6 +90,7 @@ def simulate(
         prefetched=residency.prefetched,
         prefetch_used=residency.prefetch_used,
         wasted=residency.wasted,
+        prefetch_pauses=planner.pauses,
         admitted=residency.admitted,
         evictions=residency.evictions,
         substituted=planner.substituted,

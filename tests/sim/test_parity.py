@@ -98,14 +98,17 @@ class Offloaded:
         self._params = self._checkpoint.params(dtype=self._dtype, device="cpu")
         self._shelf = Shelf(self._checkpoint.spec, self._checkpoint.expert_source, self._dtype)
 
-    def stats(self, policy: str, slots_a_layer: int, *, seed: int, shared: bool = False) -> ExpertStats:
+    def stats(
+        self, policy: str, slots_a_layer: int, *, seed: int, shared: bool = False, pause_share: float | None = None
+    ) -> ExpertStats:
         spec = self._checkpoint.spec
         info = model_info(self._checkpoint, plan_memory(self._checkpoint, CONFIG), None)
         geometry = Geometry(layers=info.moe_layers, num_experts=info.num_experts, top_k=info.top_k)
         policies = parse_policies(policy).build(geometry, seed=seed)
         num_slots = slots_a_layer * len(info.moe_layers)
+        floor = 1 if shared else slots_a_layer
         bank = OffloadedBank(
-            self._shelf, InstantStore(), policies, num_slots=num_slots, floor=1 if shared else slots_a_layer
+            self._shelf, InstantStore(), policies, num_slots=num_slots, floor=floor, pause_share=pause_share
         )
         decoder = Decoder(spec, self._params, bank, dtype=self._dtype)
         kv = KVCache(spec, num_rows=64, num_states=1, dtype=self._dtype, device="cpu")
@@ -171,6 +174,14 @@ def test_they_count_alike_when_layers_share_the_slots(engine: Offloaded, trace: 
     live = engine.stats(policy, 6, seed=3, shared=True)
     assert counts(simulate(trace, policy, "6", pool="shared", seed=3).experts) == counts(live)
     assert live.wasted > 0
+
+
+def test_they_pause_prefetching_alike(engine: Offloaded, trace: RouteTrace) -> None:
+    live = engine.stats("evict=fifo,prefetch=gate:width=24", 9, seed=3, pause_share=0.05)
+    simulated = simulate(trace, "evict=fifo,prefetch=gate:width=24", "9", seed=3, pause_share=0.05)
+    assert counts(simulated.experts) == counts(live)
+    assert live.prefetch_pauses > 0
+    assert simulated.experts.prefetch_pauses == live.prefetch_pauses
 
 
 def test_the_trace_looks_ahead_as_the_engine_does(trace: RouteTrace) -> None:
