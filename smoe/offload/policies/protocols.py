@@ -95,7 +95,7 @@ class Prefetch(Protocol):
         ...
 
     def observe(self, routing: Routing) -> None:
-        """What a pass really used; learns. Mutates."""
+        """What a pass really asked for; learns. Once for every pass, before its `plan`. Mutates."""
         ...
 
 

@@ -52,6 +52,7 @@ def test_rows_together_learn_and_name_what_they_would_alone():
     together, alone = (FollowerPrefetch(RouteTables(LAYERS, 6), width=2) for _ in range(2))
     for at, layer in enumerate(LAYERS):
         together.observe(routing(layer, *(choices[at] for _, choices in STREAM)))
+    together.observe(routing(1, *(choices[0] for _, choices in STREAM)))  # the next forward: whose rows is not known
     feed(alone, STREAM)
     for layer in (0, 1):
         assert (together.tables.next_counts[layer] == alone.tables.next_counts[layer]).all()
@@ -68,6 +69,7 @@ def test_other_rows_than_before_teach_nothing():
     prefetch.observe(routing(1, [0, 1]))
     prefetch.observe(routing(2, [0, 1], [2, 3]))  # another forward
     prefetch.observe(routing(1, [0, 1], [2, 3]))  # not the layer after
+    prefetch.observe(routing(4, [0, 1], [2, 3]))  # nor this
     assert prefetch.tables.next_counts.sum() == 0
 
 
