@@ -23,6 +23,11 @@ ROOT = Path(__file__).parents[2]
 GENERATE = ("generate", "--prompt", "Once upon a time", "--max-tokens", "4", "--threads", "1")
 
 
+def _heed_interrupts() -> None:
+    """A test run in the background of a shell ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass
 class Traced:
     """A child process whose descendants can be told from all others by a variable that they inherit."""
@@ -40,6 +45,7 @@ class Traced:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
         return self.process
 
