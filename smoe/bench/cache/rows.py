@@ -1,6 +1,9 @@
 """One simulation's counts beside the point that asked for them. Torch-free."""
 
+import csv
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from smoe.bench.cache.grid import Point
@@ -48,3 +51,14 @@ def row(point: Point, counts: ExpertStats, transfers: int, tokens: int) -> Row:
         transfers=transfers,
         tokens=tokens,
     )
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> Path:
+    """One line a simulation."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bodies = [each.to_json() for each in rows]
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, bodies[0])
+        writer.writeheader()
+        writer.writerows(bodies)
+    return path

@@ -9,7 +9,7 @@ from smoe.bench.cache.grid import DEMAND, EVICTIONS, LRU_NO_TOUCH, OPEN, PERCENT
 from smoe.bench.cache.open_pool import replay_open
 from smoe.bench.cache.plot import plot_collisions, plot_hits
 from smoe.bench.cache.report import explain, least_stale_figures, print_winners, winner_figures
-from smoe.bench.cache.rows import Row, row
+from smoe.bench.cache.rows import Row, row, write_rows
 from smoe.bench.cache.speed import speed_figures
 from smoe.bench.cache.winners import contests, winners
 from smoe.bench.result import Figure, Result
@@ -70,15 +70,15 @@ def run(*, quick: bool, out: Path, fan_out: FanOut | None = None, trace: str | N
     found, fights = winners(rows), contests(rows)
     for figure in (*winner_figures(found), *least_stale_figures(fights)):
         result.add(figure)
-    result.samples["rows"] = [each.to_json() for each in rows]
+    result.samples["rows"] = write_rows(rows, out / f"{result.name}.csv").name
     result.samples["winners"] = [asdict(each) for each in found]
     result.samples["least_stale"] = [explain(each) for each in fights]
     print_winners(found)
     for name, _ in chosen:
         for pool in dict.fromkeys(point.pool for point in todo):
             plot_hits(rows, name, pool, out / f"{result.name}-{Path(name).name}-{pool}.png")
-    for pool in POOLS if trace is None else ():
-        plot_collisions(rows, pool, out / f"{result.name}-collisions-{pool}.png")
+    if trace is None:
+        plot_collisions(rows, OPEN, out / f"{result.name}-collisions.png")
     return result
 
 
