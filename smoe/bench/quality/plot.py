@@ -7,6 +7,8 @@ from typing import Any
 from smoe.bench.quality.bootstrap import Interval
 from smoe.bench.quality.gates import QUANTILES, GateWeights
 
+TICKS = (0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+
 
 def draw(
     path: Path,
@@ -48,6 +50,7 @@ def _points(axis: Any, points: Mapping[str, tuple[float, Interval]], colours: Ma
     axis.set_xlim(left=0)
     axis.set_yscale("symlog", linthresh=10)
     axis.set_ylim(bottom=-2)
+    axis.set_yticks([tick for tick in TICKS if tick <= axis.get_ylim()[1]])
     axis.yaxis.set_major_formatter("{x:g}")
     axis.axhline(0, color="grey", linewidth=0.8)
     axis.grid(alpha=0.3)
