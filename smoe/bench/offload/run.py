@@ -76,7 +76,7 @@ def run(*, quick: bool, cache: Path, out: Path, policies: str = CHOSEN, with_pee
         result.add(figure)
     result.samples["predicted_tokens_per_s"] = predicted
     if with_peers:
-        for figure in _peers(folder, cache, policies, prompts, size, result):
+        for figure in _peers(folder, cache, prompts, size, result):
             result.add(figure)
     plot(measured, predicted, out / f"{result.name}.png")
     return result
@@ -107,9 +107,7 @@ def _measure(
     return measured
 
 
-def _peers(
-    folder: Path, cache: Path, policies: str, prompts: list[tuple[int, ...]], size: Size, result: Result
-) -> Iterator[Figure]:
+def _peers(folder: Path, cache: Path, prompts: list[tuple[int, ...]], size: Size, result: Result) -> Iterator[Figure]:
     setting = Setting(
         folder=folder,
         scratch=cache / "peers",
@@ -119,7 +117,7 @@ def _peers(
         threads=torch.get_num_threads(),
     )
     own, accelerate, llama = Peer(), Peer(), Peer()
-    config = own_config(folder, f"{GOAL_PERCENT}%", policies)
+    config = own_config(folder, f"{GOAL_PERCENT}%", DEMAND)
     peers.run_own(setting, config, own)
     peers.run_accelerate(setting, accelerate)
     peers.run_llama(setting, llama)
