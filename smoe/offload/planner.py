@@ -27,6 +27,7 @@ from functools import partial
 
 import numpy as np
 
+from smoe.offload.at_once import ResidencyAtOnce
 from smoe.offload.cache import Residency, View
 from smoe.offload.layer_pass import LayerPass
 from smoe.offload.policies.protocols import Array, Key, MissDecision, PolicySet, Reason, Routing
@@ -123,8 +124,8 @@ class Planner:
 
     @property
     def plain(self) -> bool:
-        """Whether `pass_at_once` may take the place of passes: every miss is fetched."""
-        return type(self._miss) is Wait
+        """Whether `pass_at_once` may take the place of passes: every miss is fetched, and the residency can do it."""
+        return type(self._miss) is Wait and isinstance(self._residency, ResidencyAtOnce)
 
     def pass_at_once(self, routing: Routing, experts: Sequence[int], lookahead: Array | None = None) -> int:
         """A whole pass over distinct, ascending `experts`, when transfers take no time: decides and counts what
@@ -132,6 +133,7 @@ class Planner:
         steps are most of the time.
         """
         residency, layer = self._residency, routing.layer
+        assert isinstance(residency, ResidencyAtOnce)
         residency.begin_layer(routing)
         if self._prefetch is None:
             return 0 if residency.try_hit_all(layer, experts) else residency.serve(layer, experts, _nothing)

@@ -10,7 +10,7 @@ from smoe.core.expert_memory import ExpertMemory
 from smoe.core.link_model import LinkModel
 from smoe.core.route_trace import RouteTrace
 from smoe.core.stats import ExpertStats
-from smoe.offload.cache import Residency
+from smoe.offload.at_once import ResidencyAtOnce
 from smoe.offload.planner import Planner
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.future import Future
@@ -65,7 +65,7 @@ def simulate(
     )
     layers = trace.layers
     floor = num_slots // len(layers) if pool == "layer" else 1
-    residency = Residency(num_slots, layers, policies.eviction, floor=floor)
+    residency = ResidencyAtOnce(num_slots, layers, policies.eviction, floor=floor)
     planner = Planner(residency, policies, layers, max_background=max_background, pause_share=pause_share)
     transfer_s = 0.0 if link is None or expert_bytes is None else link.transfer_s(expert_bytes)
     compute = compute or ComputeModel()
