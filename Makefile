@@ -42,7 +42,7 @@ contracts: $(VENV)/.dev-stamp
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev-stamp
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: $(VENV)/.dev-stamp  ## the slower tier of tests (wheel in a fresh environment, large sweeps)
 	$(BIN)/python -m pytest -m slow
