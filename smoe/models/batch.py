@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from smoe.kernels import Rows
@@ -56,13 +57,14 @@ class Batch:
             starts.extend([kv_start] * count)
             positions.extend(range(past, past + count))
             last.append(len(ids) - 1)
-        packed = torch.tensor([ids, starts, positions], dtype=torch.int64, device=device)
-        wanted = last if logit_rows is None else logit_rows
+        # Through numpy: a third of the time of torch.tensor, twice a step.
+        packed = torch.from_numpy(np.array([ids, starts, positions], dtype=np.int64)).to(device)
+        wanted = np.array(last if logit_rows is None else logit_rows, dtype=np.int64)
         return cls(
             token_ids_T=packed[0],
             rows=Rows(packed[1], packed[2], tuple(layout)),
             state_slots=tuple(span[3] for span in spans),
-            logit_rows_M=torch.tensor(wanted, dtype=torch.int64, device=device),
+            logit_rows_M=torch.from_numpy(wanted).to(device),
             prompt_lens=tuple(
                 prompt_lens if prompt_lens is not None else [0 if past else count for _, count, _, past in layout]
             ),

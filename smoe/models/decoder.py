@@ -38,20 +38,21 @@ class Decoder:
         bank.use_lookahead(self._look_ahead)
         head = params["embed"] if spec.tied_head else params["head.weight"]
         norm = make_norm(spec, params, "norm")
-        self._head_norm = norm
-        self._head = Linear(head, params.get("head.bias"), out_dtype=torch.float32)
+        fused = norm if isinstance(norm, RMSNorm) else None
+        self._head_norm = None if isinstance(norm, RMSNorm) else norm
+        self._head = Linear(head, params.get("head.bias"), fused, out_dtype=torch.float32)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits [M, V] fp32 of `batch.logit_rows_M`. Writes the rows' KV and recurrent states."""
         context = StepContext(batch)
         self._bank.begin_forward(batch.token_ids_T)
-        x_TD = torch.nn.functional.embedding(batch.token_ids_T, self._embed).to(self.dtype)
+        x_TD = self._embed.index_select(0, batch.token_ids_T).to(self.dtype)
         for (attention, mlp), cache in zip(self._layers, kv.layers, strict=True):
             x_TD = attention(x_TD, context, cache)
             x_TD = mlp(x_TD, context)
         if len(batch.logit_rows_M) != len(x_TD):
             x_TD = x_TD.index_select(0, batch.logit_rows_M)
-        logits_MV: torch.Tensor = self._head(self._head_norm(x_TD))
+        logits_MV: torch.Tensor = self._head(x_TD if self._head_norm is None else self._head_norm(x_TD))
         return logits_MV
 
     def _look_ahead(self, layer: int, h_TD: torch.Tensor) -> torch.Tensor:
