@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,6 +25,9 @@ from smoe.engine.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# A poll costs three processes about as much time as a step of a small model; steps faster than this share one.
+_POLL_INTERVAL_S = 0.004
+
 
 class Engine:
     """Methods are called by Ray on threads of their own and are answered while a step runs.
@@ -39,6 +43,7 @@ class Engine:
         self._stopping = False
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._outbox: list[Delta] = []
+        self._polled_at = 0.0
         # One lock for all of the above; `_wake` is for the step thread, `_news` for those who wait for results.
         lock = threading.Lock()
         self._wake = threading.Condition(lock)
@@ -72,10 +77,17 @@ class Engine:
         return self._between_steps(self._stats)
 
     def poll(self, timeout_s: float) -> list[Delta]:
-        """Deltas since the last call; waits for one at most `timeout_s`."""
+        """Deltas since the last call; waits for one at most `timeout_s`.
+
+        Within `_POLL_INTERVAL_S` of the last answer only the end of a request is news.
+        """
         with self._news:
             self._news.wait_for(lambda: self._outbox, timeout_s)
+            early_s = self._polled_at + _POLL_INTERVAL_S - time.monotonic()
+            if self._outbox and early_s > 0:
+                self._news.wait_for(lambda: _any_ended(self._outbox), early_s)
             deltas, self._outbox = self._outbox, []
+            self._polled_at = time.monotonic()
             return deltas
 
     def decode_text(self, token_ids: Sequence[int]) -> str | None:
@@ -170,8 +182,14 @@ class Engine:
                 self._news.notify_all()
             return
         with self._news:
+            is_news = not self._outbox or _any_ended(deltas)
             self._outbox.extend(deltas)
-            self._news.notify_all()
+            if is_news:
+                self._news.notify_all()
+
+
+def _any_ended(deltas: Sequence[Delta]) -> bool:
+    return any(delta.finish_reason is not None for delta in deltas)
 
 
 def _warm_up() -> None:

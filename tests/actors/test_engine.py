@@ -147,3 +147,14 @@ def test_a_link_to_nobody_says_which_shard() -> None:
     SocketLink([address]).close()
     with pytest.raises(ShardsLost, match="shard 0 does not answer"):
         SocketLink([address])
+
+
+def test_soon_after_an_answer_only_the_end_of_a_request_is_news(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smoe.actors.engine._POLL_INTERVAL_S", 600.0)
+    rig.attach(fakes.FakeExecutor())
+    rig.engine.submit([request("a", [1], 40)])
+    first = rig.engine.poll(5.0)
+    rest = [] if first[-1].finish_reason else rig.engine.poll(5.0)
+    deltas = [*first, *rest]
+    assert deltas[-1].finish_reason == "length"
+    assert sum(len(delta.token_ids) for delta in deltas) == 40
