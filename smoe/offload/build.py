@@ -12,14 +12,13 @@ from smoe.models.bank import ExpertBank, ResidentBank
 from smoe.models.loading import Checkpoint
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.emulated import EmulatedStore
+from smoe.offload.planner import PAUSE_SHARE
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.offload.readahead import measured_readahead
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import DiskStore, Store
 
-PAUSE_SHARE = 0.6
-"""Prefetching stops for a while when more than this share of it was for nothing."""
 POISON_VARIABLE = "SMOE_DEBUG_POISON"
 """Set to 1, memory of experts that holds nothing is filled with NaN."""
 

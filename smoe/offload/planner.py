@@ -35,6 +35,7 @@ from smoe.offload.policies.waiting import Wait
 
 SMALL_IDS = 512
 """Up to here a set of Python integers is the fastest way to distinct ids; one decoding row has ten or so."""
+PAUSE_SHARE = 0.6  # of prefetches that end unused; what a live engine pauses at
 PAUSE_EPOCHS = 256
 
 

@@ -6,6 +6,7 @@ from smoe.core.link_model import LinkModel
 from smoe.core.packaged_traces import open_trace, packaged_names
 from smoe.core.route_edit import select_sequences
 from smoe.core.route_trace import RouteTrace
+from smoe.offload.planner import PAUSE_SHARE
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.sim.compute import ComputeModel
@@ -65,7 +66,14 @@ def predict(
     warm_up = select_sequences(trace, range(max(1, trace.num_sequences // 2)))
     whole, warmed = (
         simulate(
-            part, spec, f"{100 * fraction:g}%", link=link, compute=compute, expert_bytes=expert_bytes, mode="decode"
+            part,
+            spec,
+            f"{100 * fraction:g}%",
+            link=link,
+            compute=compute,
+            expert_bytes=expert_bytes,
+            mode="decode",
+            pause_share=PAUSE_SHARE,
         )
         for part in (trace, warm_up)
     )
