@@ -110,7 +110,7 @@ class ResidentBank:
         residual_TD: torch.Tensor,
         logits_TE: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        self._accesses += ids_TK.numel()
+        self._accesses += ids_TK.shape[1] if len(ids_TK) == 1 else _count_distinct(ids_TK)
         return moe(x_TD, ids_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
 
     def stats(self) -> ExpertStats:
@@ -121,3 +121,7 @@ class ResidentBank:
 
     def close(self) -> None:
         self._tables.clear()
+
+
+def _count_distinct(ids_TK: torch.Tensor) -> int:
+    return int(np.count_nonzero(np.bincount(ids_TK.cpu().numpy().ravel())))
