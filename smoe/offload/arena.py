@@ -40,8 +40,16 @@ class Arena:
         """Gives the memory of a slot that is nobody's back to the system; used again, it is taken again."""
         if self._poison:
             self.poison(slot)
-        elif _madvise(self._bytes.data_ptr() + slot * self.slot_bytes, self.slot_bytes, mmap.MADV_DONTNEED):
-            raise OSError(ctypes.get_errno(), "madvise of an expert slot")
+        else:
+            self._give_back(slot * self.slot_bytes, self.slot_bytes)
+
+    def close(self) -> None:
+        """Gives all memory back at once, whoever still holds a view of it; nobody uses one again."""
+        self._give_back(0, self.nbytes)
+
+    def _give_back(self, offset: int, nbytes: int) -> None:
+        if _madvise(self._bytes.data_ptr() + offset, nbytes, mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise of expert memory")
 
     def poison(self, slot: int) -> None:
         """In debug mode fills the slot with NaN bytes; else does nothing. Its contents must be nobody's."""

@@ -180,6 +180,7 @@ class OffloadedBank:
         self._transfers.close()
         self._store.close()
         self._tables.clear()
+        self._arena.close()
 
     def _ask(
         self,
