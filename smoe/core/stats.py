@@ -17,8 +17,7 @@ class ExpertStats:
     prefetch_pauses: how often prefetching into a layer stopped itself because it did not pay.
 
     substituted: (row, choice) pairs computed by another expert than the router's; substituted_mass: their summed router
-    weight, normalised over a row's choices. computed_in_place: (row, choice) pairs computed where the weights are,
-    without a slot. Neither changes how the expert asked for is counted.
+    weight, normalised over a row's choices. How the expert asked for is counted does not change.
 
     bytes_moved are those read from the tier below, wait_s the time that passes waited for them, transfer_s the time in
     which at least one transfer was under way; `budget_bytes` bounds expert memory and `peak_bytes` is the most that was
@@ -38,7 +37,6 @@ class ExpertStats:
     evictions: int = 0
     substituted: int = 0
     substituted_mass: float = 0.0
-    computed_in_place: int = 0
     bytes_moved: int = 0
     transfer_s: float = 0.0
     wait_s: float = 0.0
