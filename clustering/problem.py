@@ -20,6 +20,7 @@ class LayerProblem:
     `slots_of_device` [G] experts are placed on each device; they sum to E. `expert_group` [E], where a router is
     limited to groups, keeps each group on as few devices as can hold it, alone or beside other whole groups.
     `next_counts` [E, E], if given: tokens of which this layer chose i and the next one j, for methods that go by it.
+    `row_token` [R] i32, if given: the token id of each row, -1 for a row that stands for a set of experts.
     """
 
     counts: csr_array
@@ -27,6 +28,7 @@ class LayerProblem:
     slots_of_device: tuple[int, ...]
     expert_group: Array | None = None
     next_counts: Array | None = None
+    row_token: Array | None = None
 
     @property
     def num_rows(self) -> int:
