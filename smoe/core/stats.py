@@ -14,6 +14,8 @@ class ExpertStats:
 
     prefetched: prefetches begun. Each ends, if it does, as prefetch_used (asked for on time), as late, or as wasted
     (evicted, cancelled or failed without having been asked for). admitted: transfers begun by background admission.
+    cancelled: prefetches and admissions taken back before they went to the tier below, their pass having come and not
+    asked for them.
     prefetch_pauses: how often prefetching into a layer stopped itself because it did not pay.
 
     substituted: (row, choice) pairs computed by another expert than the router's; substituted_mass: their summed router
@@ -32,6 +34,7 @@ class ExpertStats:
     prefetched: int = 0
     prefetch_used: int = 0
     wasted: int = 0
+    cancelled: int = 0
     prefetch_pauses: int = 0
     admitted: int = 0
     evictions: int = 0

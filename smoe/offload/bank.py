@@ -20,7 +20,7 @@ from smoe.offload.planner import PlannedPass, Planner
 from smoe.offload.policies.protocols import Array, MissDecision, PolicySet, Routing
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import Store
-from smoe.offload.transfer import BACKGROUND, URGENT, Arrival, Transfers
+from smoe.offload.transfer import Arrival, Transfers
 
 Ids = npt.NDArray[np.int32]
 
@@ -118,7 +118,7 @@ class OffloadedBank:
                 self._transfers.promote(view)
             for view in run.stale:
                 if self._transfers.try_cancel(view):
-                    self._planner.failed(view)
+                    self._planner.cancelled(view)
             self._begin(run.start())
             if run.all_hits:
                 out_TD = self._fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
@@ -141,6 +141,7 @@ class OffloadedBank:
             prefetched=cache.prefetched,
             prefetch_used=cache.prefetch_used,
             wasted=cache.wasted,
+            cancelled=self._planner.num_cancelled,
             prefetch_pauses=self._planner.pauses,
             admitted=cache.admitted,
             evictions=cache.evictions,
@@ -239,7 +240,7 @@ class OffloadedBank:
 
     def _begin(self, views: Sequence[View]) -> None:
         for view in views:
-            self._transfers.begin([view], BACKGROUND if self._planner.is_background(view) else URGENT)
+            self._transfers.begin([view], self._planner.deadline(view))
 
     def _take(self, run: LayerPass) -> list[View]:
         """Views of the pass that have arrived, in the tables. Raises the first error, after noting all arrivals."""

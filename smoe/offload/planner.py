@@ -8,7 +8,7 @@ The order of calls is the contract; with transfers that arrive at once it gives 
         run = planner.begin_pass(routing, lookahead)      lookahead only if planner.wants_lookahead(layer)
         if run is None: all experts are hits, counted; compute them; next layer
         for view in run.late: its transfer is urgent now
-        for view in run.stale: if its transfer has not started, cancel it and planner.failed(view)
+        for view in run.stale: if its transfer has not started, cancel it and planner.cancelled(view)
         begin(run.start())
         compute run.hits;                                 ids and weights of run.decision, if there is one
         begin(run.retire_hits())
@@ -18,8 +18,8 @@ The order of calls is the contract; with transfers that arrive at once it gives 
                                   (failed: if run.forgives(view): begin(run.failed(view)), else the forward fails)
                 else:             planner.arrived(view) or planner.failed(view); begin(run.resume())
 
-`begin` begins transfers; `planner.is_background(view)` tells a prefetch or admission (low priority) from what a pass
-waits for. The views come most urgent first.
+`begin` begins transfers, of which those of the earliest `planner.deadline(view)` go first, at equal ones those begun
+first.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,8 @@ PAUSE_EPOCHS = 256
 
 
 class PlannedPass(LayerPass):
-    """`stale`: background transfers into this layer that the pass does not ask for, in flight when it began."""
+    """`stale`: background transfers into this layer, in flight when the pass began, which does not ask for them: they
+    have missed their deadline."""
 
     stale: Sequence[View] = ()
 
@@ -68,9 +69,11 @@ class Planner:
         was asked for, and begun sooner.
         """
         self.fetch_s = self.compute_s = 0.0
-        self.substituted, self.substituted_mass, self.pauses = 0, 0.0, 0
+        self.substituted, self.substituted_mass, self.pauses, self.num_cancelled = 0, 0.0, 0, 0
         self._residency, self._prefetch, self._miss = residency, policies.prefetch, policies.miss
         self._admission = policies.admission
+        self._place = {layer: place for place, layer in enumerate(layers)}
+        self._pass, self._layer_now = 0, layers[0]
         self._next_layer = dict(zip(layers, [*layers[1:], layers[0]], strict=True))
         self._last_layer = layers[-1]
         share = max(1, residency.num_slots // len(layers))
@@ -107,6 +110,7 @@ class Planner:
         Without prefetching, that is: with it, a pass is needed to hold the hits.
         """
         layer, residency = routing.layer, self._residency
+        self._pass, self._layer_now = self._pass + 1, layer
         experts = distinct(routing.ids)
         residency.begin_layer(routing)
         if self._prefetch is None:
@@ -144,12 +148,24 @@ class Planner:
     def is_background(self, view: View) -> bool:
         return self._residency.is_background(view)
 
+    def deadline(self, view: View) -> int:
+        """Of a transfer to begin now: 0 if a pass waits for it, else the ordinal of the next pass of its layer."""
+        if not self._residency.is_background(view):
+            return 0
+        between = (self._place[view.layer] - self._place[self._layer_now] - 1) % len(self._place)
+        return self._pass + between + 1
+
     def arrived(self, view: View) -> None:
         """A background transfer has arrived: resident."""
         self._residency.commit(view)
 
     def failed(self, view: View) -> None:
-        """A background transfer has failed or was cancelled: nobody notices unless its expert is asked for."""
+        """A background transfer has failed: nobody notices unless its expert is asked for."""
+        self._residency.fail(view)
+
+    def cancelled(self, view: View) -> None:
+        """A background transfer was taken back before it began."""
+        self.num_cancelled += 1
         self._residency.fail(view)
 
     def _decide(self, routing: Routing, experts: Sequence[int]) -> MissDecision | None:

@@ -1,7 +1,7 @@
-"""Transfers from a store into slots: a queue by urgency, delivered as they arrive.
+"""Transfers from a store into slots: a queue by deadline, delivered as they arrive.
 
-What a pass waits for goes to the store at once. Background transfers go one by one, each when little else is under
-way, so that one that becomes urgent, or a miss, has little before it; until then they can be cancelled.
+What a pass waits for goes to the store at once. Background transfers go one by one, earliest deadline first, each when
+little else is under way, so that one that becomes urgent, or a miss, has little before it; until then they can be cancelled.
 """
 
 import heapq
@@ -18,7 +18,8 @@ from smoe.offload.cache import View
 from smoe.offload.shelf import STAGING_SLOTS, Shelf
 from smoe.offload.store import Read, Store
 
-URGENT, BACKGROUND = 0, 1
+URGENT = 0
+"""A deadline before all others: a pass waits."""
 BACKGROUND_DEPTH = 2
 """Background transfers begin while fewer than this are at the store: one to be read, one to follow without a gap."""
 
@@ -43,7 +44,7 @@ class Transfers:
         # Threads of the store empty the queue too, as room comes up. A store may call back from within `submit`.
         self._lock = threading.RLock()
         self._queue: list[tuple[int, int, View]] = []
-        self._urgency: dict[View, int] = {}  # of what is queued; entries of the queue that differ are void
+        self._deadline: dict[View, int] = {}  # of what is queued; entries of the queue that differ are void
         self._order = itertools.count()
         self._at_store = self._untaken = 0
         self._submitting = False
@@ -52,25 +53,26 @@ class Transfers:
     @property
     def pending(self) -> int:
         """Transfers begun whose arrival has not been taken."""
-        return len(self._urgency) + self._untaken
+        return len(self._deadline) + self._untaken
 
-    def begin(self, views: Iterable[View], urgency: int = URGENT) -> None:
+    def begin(self, views: Iterable[View], deadline: int = URGENT) -> None:
+        """`deadline` above 0, of a background transfer: the ordinal of the pass that may ask for it."""
         for view in views:
             self._arena.poison(view.slot)
-            self._put(view, urgency)
+            self._put(view, deadline)
         self._submit()
 
     def promote(self, view: View) -> None:
         """A background transfer is waited for now. Does nothing for one that is at the store or has ended."""
         with self._lock:
-            if view in self._urgency:
+            if view in self._deadline:
                 self._put(view, URGENT)
         self._submit()
 
     def try_cancel(self, view: View) -> bool:
         """Whether the transfer had not gone to the store yet; then it never will, and nothing arrives."""
         with self._lock:
-            return self._urgency.pop(view, None) is not None
+            return self._deadline.pop(view, None) is not None
 
     def take(self) -> list[Arrival]:
         """All that have arrived, waiting for one if there is none. Something must be pending."""
@@ -86,7 +88,7 @@ class Transfers:
     def close(self) -> None:
         """Forgets what has not gone to the store."""
         with self._lock:
-            self._urgency.clear()
+            self._deadline.clear()
             self._queue.clear()
 
     def _arrivals(self, ended: list[Read]) -> list[Arrival]:
@@ -98,10 +100,10 @@ class Transfers:
         self._submit()
         return arrivals
 
-    def _put(self, view: View, urgency: int) -> None:
+    def _put(self, view: View, deadline: int) -> None:
         with self._lock:
-            self._urgency[view] = urgency
-            heapq.heappush(self._queue, (urgency, next(self._order), view))
+            self._deadline[view] = deadline
+            heapq.heappush(self._queue, (deadline, next(self._order), view))
 
     def _end(self, read: Read) -> None:
         with self._lock:
@@ -116,25 +118,25 @@ class Transfers:
             self._submitting = True
             try:
                 while (head := self._next()) is not None:
-                    urgency, view = head
+                    deadline, view = head
                     memory = self._memory(view)
                     if memory is None:
                         return
                     heapq.heappop(self._queue)
-                    del self._urgency[view]
+                    del self._deadline[view]
                     self._at_store += 1
                     self._untaken += 1
                     layout = self._shelf.layout(view.layer, view.expert)
-                    self._store.submit(Read(layout, memory, view, self._end, urgent=urgency == URGENT))
+                    self._store.submit(Read(layout, memory, view, self._end, urgent=deadline == URGENT))
             finally:
                 self._submitting = False
 
     def _next(self) -> tuple[int, View] | None:
         """The head of the queue, if it may go."""
         while self._queue:
-            urgency, _, view = self._queue[0]
-            if self._urgency.get(view) == urgency:
-                return (urgency, view) if urgency == URGENT or self._at_store < BACKGROUND_DEPTH else None
+            deadline, _, view = self._queue[0]
+            if self._deadline.get(view) == deadline:
+                return (deadline, view) if deadline == URGENT or self._at_store < BACKGROUND_DEPTH else None
             heapq.heappop(self._queue)
         return None
 

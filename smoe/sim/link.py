@@ -1,21 +1,23 @@
-"""A link in virtual time: one transfer at a time, those that a pass waits for before the others."""
+"""A link in virtual time: one transfer at a time, earliest deadline first."""
 
-from collections import deque
+import heapq
+import itertools
 from collections.abc import Iterable
 
 from smoe.offload.cache import View
 
 
 class Link:
-    """Transfers of one size. Started ones run to their end; of those that wait, the urgent ones start first, each kind
-    in the order of `begin`. At equal times an arrival comes before a start, so a free link takes what is begun last.
+    """Transfers of one size. Started ones run to their end; of those that wait, the earliest deadline starts first, of
+    equal ones the first begun; 0 is before all others: a pass waits. At equal times an arrival comes before a start, so
+    a free link takes what is begun last.
     """
 
     def __init__(self, transfer_s: float) -> None:
         self.busy_s = 0.0
         self.transfer_s = transfer_s
-        self._urgent: deque[View] = deque()
-        self._background: deque[View] = deque()
+        self._queue: list[tuple[int, int, View]] = []
+        self._order = itertools.count()
         self._running: View | None = None
         self._ends = 0.0
 
@@ -23,25 +25,21 @@ class Link:
     def busy(self) -> bool:
         return self._running is not None
 
-    def begin(self, view: View, now: float, *, background: bool) -> None:
+    def begin(self, view: View, now: float, *, deadline: int = 0) -> None:
         """`now` never goes back, and all that ended before it has been taken."""
-        (self._background if background else self._urgent).append(view)
+        heapq.heappush(self._queue, (deadline, next(self._order), view))
         if self._running is None:
             self._start(now)
 
     def hurry(self, views: Iterable[View]) -> None:
         """A pass waits for these background transfers now."""
         for view in views:
-            if view in self._background:
-                self._background.remove(view)
-                self._urgent.append(view)
+            if self._take_out(view):
+                heapq.heappush(self._queue, (0, next(self._order), view))
 
     def try_cancel(self, view: View) -> bool:
         """Whether the background transfer had not started; then it is forgotten."""
-        if view not in self._background:
-            return False
-        self._background.remove(view)
-        return True
+        return self._take_out(view)
 
     def arrivals(self, now: float) -> list[View]:
         """What has ended up to `now`, in order, each once."""
@@ -57,9 +55,17 @@ class Link:
         return self._ends
 
     def _start(self, at: float) -> None:
-        queue = self._urgent or self._background
-        if not queue:
+        if not self._queue:
             self._running = None
             return
-        self._running, self._ends = queue.popleft(), at + self.transfer_s
+        self._running, self._ends = heapq.heappop(self._queue)[2], at + self.transfer_s
         self.busy_s += self.transfer_s
+
+    def _take_out(self, view: View) -> bool:
+        """Of the background; there are never many."""
+        for place, (deadline, _, queued) in enumerate(self._queue):
+            if deadline and queued == view:
+                del self._queue[place]
+                heapq.heapify(self._queue)
+                return True
+        return False

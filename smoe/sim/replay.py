@@ -23,7 +23,7 @@ class Replay:
 
     def __init__(self, trace: RouteTrace, planner: Planner, link: Link, compute: ComputeModel) -> None:
         self.now = self.wait_s = 0.0
-        self.cancelled = self.forwards = self.transfers = 0
+        self.forwards = self.transfers = 0
         self._planner, self._link, self._compute = planner, link, compute
         self._layers = trace.layers
         self._ids = list(trace.expert_ids.astype(np.int32))
@@ -91,9 +91,8 @@ class Replay:
         planner, link, row_s = self._planner, self._link, self._compute.row_s
         for view in run.stale:
             if link.try_cancel(view):
-                self.cancelled += 1
                 self.transfers -= 1
-                planner.failed(view)
+                planner.cancelled(view)
         link.hurry(run.late)
         self._begin(run.start())
         self.now += row_s * (len(run.hits) if rows_of is None else sum([rows_of[view.expert] for view in run.hits]))
@@ -131,7 +130,7 @@ class Replay:
         link, now = self._link, self.now
         self.transfers += len(views)
         for view in views:
-            link.begin(view, now, background=self._planner.is_background(view))
+            link.begin(view, now, deadline=self._planner.deadline(view))
 
 
 def _by_layer(array: Any, dtype: Any, layers: int) -> list[Any]:

@@ -10,9 +10,8 @@ from smoe.core.stats import ExpertStats
 class SimResult:
     """`experts` are counts as the engine's; `bytes_moved` is 0 without an expert's size, `wait_s` virtual.
 
-    `transfers` were carried by the link; `cancelled` are prefetches taken back before they started. `seconds` is the
-    virtual time of the whole replay, None without a link; `link_busy_share` the part of it in which the link carried
-    something.
+    `transfers` were carried by the link. `seconds` is the virtual time of the whole replay, None without a link;
+    `link_busy_share` the part of it in which the link carried something.
     """
 
     policy: str
@@ -27,7 +26,6 @@ class SimResult:
     tokens: int
     experts: ExpertStats
     transfers: int
-    cancelled: int
     seconds: float | None
     link_busy_share: float | None
 

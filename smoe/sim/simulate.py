@@ -88,6 +88,7 @@ def simulate(
         collision_misses=residency.collision_misses,
         compulsory_misses=residency.compulsory_misses,
         prefetched=residency.prefetched,
+        cancelled=planner.num_cancelled,
         prefetch_used=residency.prefetch_used,
         wasted=residency.wasted,
         prefetch_pauses=planner.pauses,
@@ -113,7 +114,6 @@ def simulate(
         tokens=trace.num_tokens,
         experts=stats,
         transfers=replay.transfers,
-        cancelled=replay.cancelled,
         seconds=None if link is None else replay.now,
         link_busy_share=None if link is None else wire.busy_s / replay.now,
     )

@@ -67,6 +67,18 @@ def test_no_more_in_flight_than_allowed():
     assert residency.prefetched == 4
 
 
+def test_a_deadline_is_the_next_pass_of_the_layer():
+    _, planner = make(Fixed((1, 0), (0, 5)))
+    deadlines = []
+    for layer in (0, 1, 0):
+        step = planner.begin_pass(routing(layer, [3]))
+        deadlines.append([(view[:2], planner.deadline(view)) for view in [*step.start(), *step.retire_hits()]])
+        for view in step.late:
+            planner.arrived(view)
+        step.abandon()
+    assert deadlines == [[((0, 3), 0), ((1, 0), 2)], [((1, 3), 0), ((0, 5), 3)], [((0, 3), 0)]]
+
+
 def test_demand_has_its_slots_before_prefetches():
     residency, planner = make(Fixed(*[(1, e) for e in range(9)]), slots=4, floor=2, max_background=9)
     views = run(planner, 0, [0, 1, 2, 3])

@@ -156,8 +156,19 @@ def test_a_stale_prefetch_that_has_not_gone_to_the_store_is_cancelled(files):
     assert torch.equal(apply(bank, call), apply(files.resident(torch.float32), call))
     assert store.submitted[3:] == [(2, 4), (2, 6)], "what is asked for overtakes, the rest is cancelled"
     stats = bank.stats()
-    assert (stats.prefetched, stats.late, stats.wasted) == (6, 1, 3)
+    assert (stats.prefetched, stats.late, stats.wasted, stats.cancelled) == (6, 1, 3, 3)
     store.release()
+    bank.check_integrity()
+
+
+def test_of_prefetches_the_earliest_pass_comes_first(files):
+    store = GatedStore(lambda key: key[0] != 1)
+    named = Named((4, 0), (4, 1), (4, 2), (1, 3), (2, 0), (2, 1), (4, 3))
+    bank = files.offloaded(torch.float32, 7, policies=policies(files, "", named), over=store)
+    apply(bank, call_of(files, 1, [0]))
+    assert store.submitted == [(1, 0), (4, 0), (4, 1)], "the store is never idle for a better one to come"
+    store.release()
+    assert store.submitted[3:] == [(2, 0), (2, 1), (4, 2), (4, 3), (1, 3)], "layer 1 is a forward away"
     bank.check_integrity()
 
 

@@ -31,9 +31,9 @@ def test_other_texts_are_refused(text: str) -> None:
 
 def test_urgent_before_background_and_what_runs_is_not_interrupted() -> None:
     link = Link(1.0)
-    link.begin(view(1), 0.0, background=True)
-    link.begin(view(2), 0.0, background=True)
-    link.begin(view(3), 0.5, background=False)
+    link.begin(view(1), 0.0, deadline=5)
+    link.begin(view(2), 0.0, deadline=5)
+    link.begin(view(3), 0.5)
     assert link.arrivals(0.9) == []
     assert link.next_arrival_s() == 1.0
     assert link.arrivals(2.0) == [view(1), view(3)]
@@ -41,10 +41,18 @@ def test_urgent_before_background_and_what_runs_is_not_interrupted() -> None:
     assert (link.busy, link.busy_s) == (False, 3.0)
 
 
+def test_the_earliest_deadline_starts_first_of_equal_ones_the_first_begun() -> None:
+    link = Link(1.0)
+    for expert, deadline in ((1, 9), (2, 8), (3, 7), (4, 8), (5, 7)):
+        link.begin(view(expert), 0.0, deadline=deadline)
+    link.hurry([view(4)])
+    assert link.arrivals(9.0) == [view(1), view(4), view(3), view(5), view(2)]
+
+
 def test_a_background_transfer_can_hurry_or_be_cancelled_until_it_starts() -> None:
     link = Link(1.0)
     for expert in (1, 2, 3, 4):
-        link.begin(view(expert), 0.0, background=True)
+        link.begin(view(expert), 0.0, deadline=5)
     assert not link.try_cancel(view(1))
     assert link.try_cancel(view(2))
     link.hurry([view(4), view(1)])
@@ -53,7 +61,7 @@ def test_a_background_transfer_can_hurry_or_be_cancelled_until_it_starts() -> No
 
 def test_an_idle_link_starts_when_asked_not_before() -> None:
     link = Link(1.0)
-    link.begin(view(1), 0.0, background=False)
+    link.begin(view(1), 0.0)
     assert link.arrivals(5.0) == [view(1)]
-    link.begin(view(2), 7.0, background=False)
+    link.begin(view(2), 7.0)
     assert link.next_arrival_s() == 8.0
