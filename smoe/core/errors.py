@@ -5,9 +5,11 @@
     |- RequestError      (ValueError)       a field of one request; that request alone fails
     |- CheckpointError   (ValueError)       a model folder that cannot be loaded as it is
     |- TraceError        (ValueError)       a route or request trace: file, position, value
+    |- PlacementError    (ValueError)       a placement of experts: file, layer, position, value
     |- NumericError      (ArithmeticError)  non-finite values in the forward of one request
     |- StoreError        (OSError)          reading expert weights failed: path and offset
     |- CapacityError     (MemoryError)      a hard bound is too small for the work
+    |- CollectiveError   (RuntimeError)     an exchange between ranks failed: one is gone or late
     `- StartupError      (RuntimeError)     an actor or process group did not come up
 
 A new error subclasses SmoeError *and* a standard class, takes plain picklable arguments (errors cross
@@ -17,8 +19,10 @@ process boundaries) and says field, value and limit in one line.
 __all__ = [
     "CapacityError",
     "CheckpointError",
+    "CollectiveError",
     "ConfigError",
     "NumericError",
+    "PlacementError",
     "RequestError",
     "SmoeError",
     "StartupError",
@@ -56,6 +60,10 @@ class TraceError(SmoeError, ValueError):
     """A trace file is malformed; names file, position and value."""
 
 
+class PlacementError(SmoeError, ValueError):
+    """A placement breaks its rules or does not fit; names file, layer, position, value and limit."""
+
+
 class NumericError(SmoeError, ArithmeticError):
     """Non-finite router logits or logits in one request's forward."""
 
@@ -66,6 +74,10 @@ class StoreError(SmoeError, OSError):
 
 class CapacityError(SmoeError, MemoryError):
     """A memory bound is below what the work needs; names both."""
+
+
+class CollectiveError(SmoeError, RuntimeError):
+    """An exchange between ranks did not come about; names its purpose and the ranks."""
 
 
 class StartupError(SmoeError, RuntimeError):

@@ -1,0 +1,81 @@
+"""RowOrder: which rank works on which rows of a step, and the two exchanges that go by it.
+
+Shapes: T rows of the step, known to every rank of the group; R rows of this rank; G ranks; D hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smoe.collectives.group import Group
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrder:
+    """Rank g has the rows order_T[first[g]:first[g] + counts[g]]. `order_T` is a permutation, i64; the same on every
+    rank. None is the order in which the rows are: rank g has the g-th stretch of them."""
+
+    counts: tuple[int, ...]
+    order_T: Tensor | None = None
+
+    @classmethod
+    def even(cls, rows: int, ranks: int) -> "RowOrder":
+        """In their order, as evenly as it goes; the first ranks have one more."""
+        share, more = divmod(rows, ranks)
+        return cls(counts=tuple(share + (rank < more) for rank in range(ranks)))
+
+    def own(self, rank: int) -> slice:
+        first = sum(self.counts[:rank])
+        return slice(first, first + self.counts[rank])
+
+    def take(self, rows_TD: Tensor, rank: int) -> Tensor:
+        """[R, D], those of `rank`."""
+        own = self.own(rank)
+        return rows_TD[own] if self.order_T is None else rows_TD.index_select(0, self.order_T[own])
+
+
+def reduce_scatter(partial_TD: Tensor, residual_TD: Tensor, order: RowOrder, group: Group) -> Tensor:
+    """[R, D]: of the group's own rows, the sum over ranks of their partials, in ascending rank, and the residual.
+
+    Added in fp32 and rounded once, so that the result does not depend on which rank works on a row. Every rank sends
+    each other one its rows: (G - 1) / G of the partials in all, as a ring would.
+    """
+    residual_RD = order.take(residual_TD, group.rank)
+    if group.size == 1:
+        return add_in_order(residual_RD, [order.take(partial_TD, 0)])
+    packed_TD = partial_TD if order.order_T is None else partial_TD.index_select(0, order.order_T)
+    own = order.counts[group.rank]
+    received = group.all_to_all(packed_TD, order.counts, [own] * group.size, "reduce")
+    return add_in_order(residual_RD, torch.split(received, own) if own else [])
+
+
+def all_reduce_in_order(partial_TD: Tensor, residual_TD: Tensor, group: Group) -> Tensor:
+    """[T, D]: residual + the sum over ranks of the partials, in ascending rank, on every rank: twice the bytes."""
+    order = RowOrder.even(len(partial_TD), group.size)
+    return gather_rows(reduce_scatter(partial_TD, residual_TD, order, group), order, group, purpose="reduce")
+
+
+def gather_rows(rows_RD: Tensor, order: RowOrder, group: Group, *, purpose: str = "gather") -> Tensor:
+    """[T, D], the rows of all ranks in their places, on every rank. The inverse of RowOrder.take."""
+    if group.size == 1:
+        gathered = rows_RD
+    elif len(set(order.counts)) == 1:
+        gathered = group.all_gather(rows_RD, purpose)
+    else:
+        own = len(rows_RD)
+        gathered = group.all_to_all(rows_RD.repeat(group.size, 1), [own] * group.size, order.counts, purpose)
+    if order.order_T is None:
+        return gathered
+    return torch.empty_like(gathered).index_copy_(0, order.order_T, gathered)
+
+
+def add_in_order(residual_RD: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """parts[0] + parts[1] ... + residual in fp32, rounded to the residual's dtype at the end."""
+    total = torch.zeros_like(residual_RD, dtype=torch.float32)
+    for part in parts:
+        total += part
+    total += residual_RD
+    return total.to(residual_RD.dtype)
