@@ -259,8 +259,13 @@ def test_a_process_that_dies_while_writing_leaves_the_old_folder_or_none(existin
             assert not target.exists()
             with pytest.raises(PlacementError, match="no placement"):
                 read_placement(target)
-        left = {path.name for path in target.parent.iterdir()} - {"out"}
-        assert all(name.startswith(".out.") for name in left), left
+        left = [path for path in target.parent.iterdir() if path != target]
+        assert all(path.name.startswith(".out.") for path in left), left
+        for path in left:
+            if (path / "placement.json").exists() and what != "json":
+                read_placement(path)
+            else:
+                assert not (path / "placement.json").exists(), "written last"
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
