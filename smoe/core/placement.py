@@ -37,7 +37,8 @@ class RoutingTables:
     token_second [L, V] i16                                 the second best device: where a row spills to; another
         than token_device, unless there is one device only
     chain_device [L, G+1, G+1] i16, chain_confidence [L, G+1, G+1] f16   table A, indexed by the token's device two
-        layers before and one layer before; index G stands for "no such layer" (the first two layers)
+        layers before and one layer before; index G stands for "no such layer" (the first two layers). Its confidence
+        is what T's has to exceed for T to be the better choice after that history
 
     The lookup: T where its confidence is higher, else A.
     """
