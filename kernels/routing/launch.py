@@ -1,0 +1,56 @@
+"""When the Triton kernels run, and how they start. Triton is loaded at the first launch.
+
+A body is a plain function at module level, so that importing it needs no Triton. It finds `tl` in its module's globals,
+which the first launch puts there. Annotations are names of `tl` and, by the future import, not evaluated before: Triton
+looks them up in the source.
+"""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Triton reads the variable when it is imported; a change later would be a mixture.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MAX_BLOCK = 4096
+
+
+def use_triton(tensor: Tensor) -> bool:
+    """Whether a kernel (on a GPU, or in Triton's interpreter) or the torch twin works on this tensor."""
+    return tensor.is_cuda or INTERPRETED
+
+
+def launch(body: Callable[..., None], grid: tuple[int, ...], on: Tensor, *args: Any, **constants: Any) -> None:
+    """Starts the body on the device of `on`, unless the grid is empty."""
+    if 0 in grid:
+        return
+    # Only tl.fma fuses, as in the C library: what the compiler would fuse beside it depends on its version.
+    constants["enable_fp_fusion"] = False
+    if on.is_cuda:
+        with torch.cuda.device(on.device):
+            compiled(body)[grid](*args, **constants)
+    else:
+        compiled(body)[grid](*args, **constants)
+
+
+@cache
+def compiled(body: Callable[..., None]) -> Any:
+    """The body as a Triton kernel."""
+    import triton
+    import triton.language as tl
+
+    body.__globals__["tl"] = tl
+    return triton.jit(body)
+
+
+def block_of(size: int, largest: int = MAX_BLOCK) -> int:
+    """The power of two that covers `size`, at most `largest`."""
+    return min(1 << max(0, size - 1).bit_length(), largest)
+
+
+def blocks(size: int, block: int) -> int:
+    """Blocks that cover `size`."""
+    return -(-size // block)

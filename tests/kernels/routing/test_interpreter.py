@@ -1,0 +1,31 @@
+"""The Triton kernels pass this folder's tests in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoe.kernels.routing.launch import INTERPRETED
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets")
+def test_kernels_in_the_interpreter() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        str(Path(__file__).parent),
+    ]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
