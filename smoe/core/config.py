@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from smoe.core.errors import ConfigError
+from smoe.core.expert_tier import DEFAULT_TIER, ExpertTier
 
 DType = Literal["auto", "float32", "bfloat16"]
 DEFAULT_POLICY = "evict=lru,prefetch=none,miss=wait"
@@ -16,9 +17,12 @@ class EngineConfig:
 
     `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident, and then another
     `expert_policy` (read by smoe.offload.policies.spec) than the default is refused, having no effect.
-    `expert_link` ("2GB/s+1ms") slows the way from the store to a declared link, for studies.
+    `expert_tier`, which ExpertTier.parse reads, says where experts are that are not resident.
+    `expert_link` ("2GB/s+1ms") slows the last link into the slots to a declared one, for studies: from the disk, or
+    from host memory where the tier has some.
     `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests; `record_logits` adds
-    the router logits to it, `record_lookahead` those of each next layer's router.
+    the router logits to it, `record_lookahead` those of each next layer's router. With `record_part_tokens` it is a
+    folder instead, and gets a trace file each time that requests of about so many tokens have ended.
     """
 
     model: str = "builtin"
@@ -26,6 +30,7 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     expert_memory: str = "all"
     expert_policy: str = DEFAULT_POLICY
+    expert_tier: str = DEFAULT_TIER
     expert_link: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 32
@@ -36,6 +41,7 @@ class EngineConfig:
     record_fraction: float = 1.0
     record_logits: bool = False
     record_lookahead: bool = False
+    record_part_tokens: int | None = None
 
     def __post_init__(self) -> None:
         from smoe.core.expert_memory import ExpertMemory
@@ -46,6 +52,10 @@ class EngineConfig:
         if memory.kind == "all" and self.expert_policy != DEFAULT_POLICY:
             limit = "only with expert_memory below `all`: with every expert resident it has no effect"
             raise ConfigError("expert_policy", self.expert_policy, limit)
+        ExpertTier.parse(self.expert_tier)
+        if memory.kind == "all" and self.expert_tier != DEFAULT_TIER:
+            limit = "only with expert_memory below `all`: with every expert resident it has no effect"
+            raise ConfigError("expert_tier", self.expert_tier, limit)
         if self.expert_link is not None:
             from smoe.core.link_model import LinkModel
 
@@ -56,12 +66,12 @@ class EngineConfig:
         for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(name, getattr(self, name), f"integer >= {low}")
-        for name in ("max_model_len", "threads"):
+        for name in ("max_model_len", "threads", "record_part_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(name, value, "integer >= 1")
         if not 0.0 < self.record_fraction <= 1.0:
             raise ConfigError("record_fraction", self.record_fraction, "above 0 up to 1")
-        for name in ("record_logits", "record_lookahead"):
+        for name in ("record_logits", "record_lookahead", "record_part_tokens"):
             if getattr(self, name) and self.record_routes is None:
-                raise ConfigError(name, True, "has no effect without record_routes")
+                raise ConfigError(name, getattr(self, name), "has no effect without record_routes")

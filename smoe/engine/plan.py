@@ -8,12 +8,14 @@ import torch
 from smoe.core.config import EngineConfig
 from smoe.core.errors import CapacityError, ConfigError
 from smoe.core.expert_memory import ExpertMemory
+from smoe.core.expert_tier import ExpertTier
 from smoe.engine.memory import free_bytes
 from smoe.models.kv import bytes_per_row
 from smoe.models.loading import Checkpoint
 from smoe.models.spec import DecoderSpec, DeltaSpec
 from smoe.offload.build import live_policy
 from smoe.offload.shelf import Shelf
+from smoe.offload.tiers import plan_tiers
 
 _KV_SHARE = 0.25  # of the memory left beside the dense weights, when `auto` divides it between KV and experts
 _LIBRARY_BYTES = 32 * 2**20  # tokenizer, kernels and allocator slack: 8 to 16 MiB seen with the built-in model
@@ -23,8 +25,9 @@ _LIBRARY_BYTES = 32 * 2**20  # tokenizer, kernels and allocator slack: 8 to 16 M
 class MemoryPlan:
     """All figures in bytes unless named otherwise. `expert_policy` is in full; `lossy` says it changes the outputs.
 
-    `expert_slots` count all layers; `auto_bytes` is what `expert_memory=auto` gives to experts. `kv_bytes` are
-    touched only as far as sequences fill them. `workspace_bytes` is an estimate of activations in the largest
+    `expert_slots` and `host_expert_slots` count all layers; `auto_bytes` is what `expert_memory=auto` gives to experts.
+    `expert_tiers` are those that experts come from, the farthest first. `kv_bytes` are touched only as far as sequences
+    fill them. `workspace_bytes` is an estimate of activations in the largest
     step; `process_bytes` is what this process holds before loading.
     """
 
@@ -39,6 +42,9 @@ class MemoryPlan:
     expert_slots: int
     experts_resident_bytes: int
     auto_bytes: int
+    expert_tiers: tuple[str, ...]
+    host_expert_slots: int
+    host_experts_bytes: int
     all_resident: bool
     kv_rows: int
     kv_row_bytes: int
@@ -58,8 +64,8 @@ class MemoryPlan:
     @property
     def new_bytes(self) -> int:
         """What loading and running will add to this process, at most."""
-        fixed = self.dense_bytes + self.experts_resident_bytes + self.state_bytes + self.workspace_bytes
-        return fixed + self.kv_bytes
+        experts = self.experts_resident_bytes + self.host_experts_bytes
+        return self.dense_bytes + experts + self.state_bytes + self.workspace_bytes + self.kv_bytes
 
     @property
     def predicted_peak_rss_bytes(self) -> int:
@@ -71,14 +77,19 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     not even one sequence fits beside the weights."""
     spec, dtype, free = checkpoint.spec, compute_dtype(checkpoint.spec, config), free_bytes()
     max_model_len = context_length(spec, config)
-    budget, policy = ExpertMemory.parse(config.expert_memory), live_policy(config)
-    shelf = Shelf(spec, checkpoint.expert_source, dtype)
+    budget = ExpertMemory.parse(config.expert_memory)
+    tiers = plan_tiers(Shelf(spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
+    shelf, policy = tiers.above, live_policy(config, tiers.tiers)
     layers, first = spec.moe_layers, spec.moe(spec.moe_layers[0])
     sizes = {layer: checkpoint.expert_source(layer, 0).assembled_nbytes(dtype) for layer in layers}
     total = sum(size * spec.moe(layer).router.num_experts for layer, size in sizes.items())
     dense = checkpoint.params_nbytes(dtype=dtype)
     states, workspace = _state_bytes(spec) * config.max_num_seqs, _workspace_bytes(spec, config)
     left = free - dense - states - workspace
+    if tiers.host_bytes > max(0, left):
+        limit = f"{tiers.host_bytes} bytes of host memory, but {max(0, left)} bytes are free beside the other weights"
+        raise ConfigError("expert_tier", config.expert_tier, limit)
+    left -= tiers.host_bytes
     row_bytes = bytes_per_row(spec, dtype)
     wanted_rows = config.max_num_seqs * max_model_len
     kv_reserve = min(wanted_rows * row_bytes, int(max(0, left) * _KV_SHARE))
@@ -104,6 +115,9 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
         expert_slots=slots,
         experts_resident_bytes=resident,
         auto_bytes=auto_bytes,
+        expert_tiers=() if all_resident else tiers.tiers,
+        host_expert_slots=0 if all_resident else tiers.host_slots,
+        host_experts_bytes=0 if all_resident else tiers.host_bytes,
         all_resident=all_resident,
         kv_rows=rows,
         kv_row_bytes=row_bytes,

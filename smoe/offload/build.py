@@ -1,11 +1,13 @@
 """From a configuration to an expert bank."""
 
 import os
+from collections.abc import Collection
 
 import torch
 
 from smoe.core.config import EngineConfig
 from smoe.core.expert_memory import ExpertMemory
+from smoe.core.expert_tier import ExpertTier
 from smoe.core.link_model import LinkModel
 from smoe.kernels import ExpertTensors
 from smoe.models.bank import ExpertBank, ResidentBank
@@ -15,9 +17,8 @@ from smoe.offload.emulated import EmulatedStore
 from smoe.offload.planner import PAUSE_SHARE
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
-from smoe.offload.readahead import measured_readahead
 from smoe.offload.shelf import Shelf
-from smoe.offload.store import DiskStore, Store
+from smoe.offload.tiers import open_tiers, plan_tiers
 
 POISON_VARIABLE = "SMOE_DEBUG_POISON"
 """Set to 1, memory of experts that holds nothing is filled with NaN."""
@@ -32,17 +33,17 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     spec, memory = checkpoint.spec, ExpertMemory.parse(config.expert_memory)
     if memory.kind == "all":
         return _resident(checkpoint, dtype)
-    shelf = Shelf(spec, checkpoint.expert_source, dtype)
+    tiers = plan_tiers(Shelf(spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
+    shelf = tiers.above
     num_slots = shelf.slots(memory, free_bytes=free_bytes)
     if memory.kind == "auto" and num_slots == shelf.num_experts:
         return _resident(checkpoint, dtype)
-    policy = live_policy(config)
+    policy = live_policy(config, tiers.tiers)
     router = spec.moe(spec.moe_layers[0]).router
     geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
     policies = policy.build(geometry, seed=config.seed)
     floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
-    readahead = measured_readahead(shelf.layouts)
-    store: Store = DiskStore(shelf.layouts, num_threads=readahead.num_threads, chunk_bytes=readahead.chunk_bytes)
+    store, _in_place = open_tiers(tiers, poison=poison)
     if config.expert_link is not None:
         store = EmulatedStore(store, LinkModel.parse(config.expert_link, "expert_link"))
     try:
@@ -54,10 +55,10 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
         raise
 
 
-def live_policy(config: EngineConfig) -> PolicySpec:
-    """Raises ConfigError for a text that is no policy, or one that cannot work live with experts on disk."""
+def live_policy(config: EngineConfig, tiers: Collection[str]) -> PolicySpec:
+    """Raises ConfigError for a text that is no policy, or one that cannot work live with experts in `tiers`."""
     policy = parse_policies(config.expert_policy)
-    policy.check_tiers(("disk",))
+    policy.check_tiers(tiers)
     policy.check_live()
     return policy
 

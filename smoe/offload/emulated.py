@@ -1,4 +1,4 @@
-"""EmulatedStore: another store behind a slower, declared link."""
+"""EmulatedStore: another store whose link into the slots is a slower, declared one."""
 
 import itertools
 import queue
@@ -28,7 +28,9 @@ class EmulatedStore:
         self._queue.put((0 if read.urgent else 1, next(self._order), read))
 
     def stats(self) -> StoreStats:
-        return replace(self._store.stats(), busy_s=self._busy_s)
+        stats, busy_s = self._store.stats(), self._busy_s
+        slowed = tuple(replace(link, busy_s=busy_s, emulated=True) for link in stats.links[-1:])
+        return replace(stats, busy_s=busy_s, links=(*stats.links[:-1], *slowed))
 
     def close(self) -> None:
         self._queue.put((2, next(self._order), None))
@@ -40,7 +42,7 @@ class EmulatedStore:
             arrived = threading.Event()
             inner = Read(read.layout, read.memory, read.view, partial(_set, arrived))
             began = time.monotonic()
-            due = began + self._link.transfer_s(sum(segment.length for segment in read.layout.segments))
+            due = began + self._link.transfer_s(read.layout.room)
             self._store.submit(inner)
             arrived.wait()
             time.sleep(max(0.0, due - time.monotonic()))

@@ -47,7 +47,7 @@ class Shelf:
         """Of all layers together."""
         return len(self._layouts)
 
-    def slots(self, memory: ExpertMemory, *, free_bytes: int) -> int:
+    def slots(self, memory: ExpertMemory, *, free_bytes: int, field: str = "expert_memory") -> int:
         """Slots over all layers that `memory` buys; with staging they stay within a bound given in bytes.
 
         Raises ConfigError below one slot a layer.
@@ -59,6 +59,7 @@ class Shelf:
             slot_bytes=self.slot_bytes,
             fixed_bytes=self.staging_bytes,
             free_bytes=free_bytes,
+            field=field,
         )
 
     def layout(self, layer: int, expert: int) -> SlotLayout:
@@ -84,6 +85,29 @@ class Shelf:
     def _raw(self, layer: int, expert: int, memory: torch.Tensor) -> dict[str, torch.Tensor]:
         parts = self._layouts[layer, expert].parts
         return {name: memory[offset : offset + nbytes] for name, (offset, nbytes) in parts.items()}
+
+
+class SlotForm(Shelf):
+    """The experts of a shelf as a store delivers them that keeps them as they lie in slots: nothing is staged."""
+
+    def __init__(self, below: Shelf) -> None:
+        self.spec, self.dtype = below.spec, below.dtype
+        self._below, self._sources = below, below._sources
+        self.slot_bytes, self.staging_bytes = below.slot_bytes, 0
+        self._layouts = {
+            key: SlotLayout((), {}, _whole_pages(self._sources[key].assembled_nbytes(self.dtype)))
+            if below.is_staged(*key)
+            else layout
+            for key, layout in below._layouts.items()
+        }
+
+    def is_staged(self, layer: int, expert: int) -> bool:
+        return False
+
+    def view(self, layer: int, expert: int, slot: torch.Tensor) -> ExpertTensors:
+        if self._below.is_staged(layer, expert):
+            return carve(slot, self._sources[layer, expert], self.dtype)
+        return self._below.view(layer, expert, slot)
 
 
 def _whole_pages(nbytes: int) -> int:

@@ -18,10 +18,26 @@ DEFAULT_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStats:
+    """What went over one link since start: `disk` from files into memory, `host` from host memory into slots.
+
+    `busy_s` is the time during which it carried at least one transfer. An `emulated` link was slowed to a declared one.
+    """
+
+    name: str
+    transfers: int
+    nbytes: int
+    busy_s: float
+    emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """Counts since start. `busy_s` is the time during which at least one read was in flight.
+    """Counts since start, of reads into slots. `busy_s` is the time during which at least one was in flight.
 
     Files in `buffered_files` refuse direct reads; they are read through the page cache and dropped from it.
+    `links` come in the order in which bytes pass them. A store that keeps experts in memory itself takes up to
+    `budget_bytes` for it, and has had `peak_bytes` in use.
     """
 
     reads: int
@@ -31,6 +47,9 @@ class StoreStats:
     busy_s: float
     direct_files: tuple[str, ...]
     buffered_files: tuple[str, ...]
+    links: tuple[LinkStats, ...] = ()
+    budget_bytes: int = 0
+    peak_bytes: int = 0
 
 
 class Read:
@@ -130,15 +149,16 @@ class DiskStore:
         for file in self._files.values():
             by_mode[file.direct].append(file.path)
         with self._lock:
-            running = time.perf_counter() - self._busy_since if self._in_flight else 0.0
+            busy_s = self._busy_s + (time.perf_counter() - self._busy_since if self._in_flight else 0.0)
             return StoreStats(
                 reads=self._reads,
                 bytes_read=self._bytes,
                 retries=self._retries,
                 failures=self._failures,
-                busy_s=self._busy_s + running,
+                busy_s=busy_s,
                 direct_files=tuple(by_mode[True]),
                 buffered_files=tuple(by_mode[False]),
+                links=(LinkStats(name="disk", transfers=self._reads, nbytes=self._bytes, busy_s=busy_s),),
             )
 
     def close(self) -> None:
