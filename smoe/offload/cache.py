@@ -83,21 +83,26 @@ class Residency:
         if not self._slot_of[layer].keys() >= set(experts):
             return False
         self._hit(layer, experts)
+        self._eviction.touch(layer, experts)
         return True
 
     def ask(self, layer: int, experts: Sequence[int]) -> list[int]:
-        """Counts what a pass asks for (distinct) and touches the hits, in the order given. Returns the misses.
+        """Counts what a pass asks for (distinct) and touches the hits and the late, in the order given. Returns the
+        misses.
 
-        Changes no slot. A late expert is neither: its transfer is under way.
+        Changes no slot. A late expert has one: its transfer is under way. It is used as a hit is, however it came.
         """
         slot_of, brought = self._slot_of[layer], self._brought[layer]
         found: list[int] = []
+        used: list[int] = []
         missing: list[int] = []
         for expert in experts:
             if expert in slot_of:
                 found.append(expert)
+                used.append(expert)
             elif (layer, expert) in self._in_flight:
                 self.late += 1
+                used.append(expert)
                 if (layer, expert) in self._unused:
                     self._unused.remove((layer, expert))
                     self.prefetch_paid[layer][0] += 1
@@ -111,6 +116,8 @@ class Residency:
                     self.compulsory_misses += epoch is None
         if found:
             self._hit(layer, found)
+        if used:
+            self._eviction.touch(layer, used)
         return missing
 
     def pin(self, layer: int, experts: Sequence[int]) -> list[View]:
@@ -284,7 +291,6 @@ class Residency:
             self.prefetch_used += len(used)
             self.prefetch_paid[layer][0] += len(used)
             self._unused -= used
-        self._eviction.touch(layer, experts)
 
     def _bring(self, key: Key, reason: Reason) -> int | None:
         """A slot that is the key's from here on, though nothing is in it; None while none can be had."""

@@ -1,10 +1,21 @@
 import pickle
 
+import numpy as np
 import pytest
 
 from smoe.offload.cache import Residency, View
+from smoe.offload.policies.catalog import EVICT, Geometry
 from smoe.offload.policies.lru import LRU
-from smoe.offload.policies.protocols import Reason
+from smoe.offload.policies.params import Word
+from smoe.offload.policies.protocols import Reason, Routing
+from smoe.offload.policies.spec import parse_policies
+
+NAMES = [
+    f"evict={name}{word and ':' + word}"
+    for name, policy in EVICT.items()
+    for word in next((param.choices for param in policy.params.values() if isinstance(param, Word)), ("",))
+    if not policy.needs_future
+]
 
 
 def make(num_slots=3, layers=(0,), floor=None):
@@ -214,3 +225,34 @@ def test_integrity_check_sees(damage, message):
 
 def test_views_pickle():
     assert pickle.loads(pickle.dumps(View(1, 2, 3, 4))) == View(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_a_late_expert_is_used_as_one_that_came_in_time_is(text):
+    """Whatever the policy, what leaves afterwards, and in what order, does not depend on when the prefetch arrived."""
+
+    def victims(late):
+        policies = parse_policies(text).build(Geometry(layers=(0,), num_experts=9, top_k=2), seed=1)
+        residency = Residency(4, (0,), policies.eviction, floor=4)
+        for experts, prefetched in (([1, 2], None), ([3], 5), ([1, 5], None)):
+            residency.begin_epoch()
+            residency.begin_layer(Routing(layer=0, ids=np.array([experts]), weights=np.full((1, len(experts)), 0.5)))
+            views = [residency.try_reserve(0, expert) for expert in residency.ask(0, experts)]
+            views += residency.claim(0, experts)
+            if prefetched is not None:
+                ahead = residency.try_reserve(0, prefetched, Reason.PREFETCH)
+            for view in views:
+                residency.commit(view)
+                residency.unpin(view)
+            if prefetched is not None and not late:
+                residency.commit(ahead)
+        gone = []
+        for expert in (6, 7, 8):
+            before = set(residency.resident(0))
+            residency.commit(residency.try_reserve(0, expert))
+            gone += before - set(residency.resident(0))
+        assert (residency.late, residency.hits) == ((1, 1) if late else (0, 2))
+        residency.check_integrity()
+        return gone
+
+    assert victims(late=True) == victims(late=False)

@@ -58,7 +58,8 @@ class Eviction(Protocol):
         ...
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
-        """The pass uses these resident experts, in this order (demand hits). Mutates."""
+        """The pass uses these experts, in this order: they hold a slot, though the transfer of some may still be under
+        way. Mutates."""
         ...
 
     def demand(self, routing: Routing) -> None:
