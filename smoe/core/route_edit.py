@@ -22,10 +22,15 @@ def select_sequences(trace: RouteTrace, sequences: Sequence[int], *, longest: in
 
 
 def take_rows(trace: RouteTrace, rows: Array, sequence_start: Array) -> RouteTrace:
-    """These tokens, in sequences that start at `sequence_start` among them."""
+    """These tokens, in sequences that start at `sequence_start` among them; none is empty or made of several."""
     arrays: dict[str, Any] = {field: getattr(trace, field) for field in PER_LAYER}
+    labels = trace.labels
+    if labels is not None:
+        old = np.searchsorted(trace.sequence_start, rows[sequence_start[:-1]], side="right") - 1
+        labels = tuple(labels[int(sequence)] for sequence in old)
     return replace(
         trace,
+        labels=labels,
         token_ids=trace.token_ids[rows],
         phase=trace.phase[rows],
         sequence_start=sequence_start,
@@ -68,7 +73,9 @@ def split(trace: RouteTrace, fraction: float, *, seed: int = 0) -> tuple[RouteTr
 
 
 def merge(traces: Sequence[RouteTrace], names: Sequence[str]) -> RouteTrace:
-    """One after the other. Raises TraceError, by `names`, unless all are of one model and hold the same arrays."""
+    """One after the other; sequences without a label get an empty one where others have some.
+
+    Raises TraceError, by `names`, unless all are of one model and hold the same arrays."""
     first = traces[0]
     for trace, name in zip(traces[1:], names[1:], strict=True):
         for field in ("fingerprint", "num_experts", "top_k", "layers"):
@@ -79,6 +86,9 @@ def merge(traces: Sequence[RouteTrace], names: Sequence[str]) -> RouteTrace:
             if (getattr(first, field) is None) != (getattr(trace, field) is None):
                 has, lacks = (names[0], name) if getattr(trace, field) is None else (name, names[0])
                 raise TraceError(f"{lacks}: {field}: missing ({has} has it)")
+    labels: tuple[str, ...] | None = None
+    if any(trace.labels is not None for trace in traces):
+        labels = tuple(label for trace in traces for label in (trace.labels or ("",) * trace.num_sequences))
     lengths = [np.diff(trace.sequence_start) for trace in traces]
     per_layer: dict[str, Any] = {}
     for field in PER_LAYER:
@@ -86,6 +96,7 @@ def merge(traces: Sequence[RouteTrace], names: Sequence[str]) -> RouteTrace:
             per_layer[field] = np.concatenate([getattr(trace, field) for trace in traces], axis=1)
     return replace(
         first,
+        labels=labels,
         token_ids=np.concatenate([trace.token_ids for trace in traces]),
         phase=np.concatenate([trace.phase for trace in traces]),
         sequence_start=np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64),

@@ -4,7 +4,8 @@
     expert_ids [L,T,k] i16, in descending weight · optional: expert_weights [L,T,k] f16, router_logits [L,T,E] f16,
     lookahead_logits [L,T,E] f16 (the router of the MoE layer after l applied to the input of l's; zeros for the last)
 
-The file's metadata has one entry, `route_trace`: JSON with schema, fingerprint, num_experts, top_k, layers.
+The file's metadata has one entry, `route_trace`: JSON with schema, fingerprint, num_experts, top_k, layers, and
+optionally labels: a name a sequence, such as the domain of its text.
 A row's token is the one that went in (-1 where the source does not tell), and its experts are those that computed it.
 A file whose name ends in .gz is the same, compressed.
 """
@@ -25,7 +26,7 @@ from smoe.core.errors import TraceError
 
 SCHEMA = "smoe.route_trace/1"
 PREFILL, DECODE = 0, 1
-_META = "route_trace"
+METADATA_ENTRY = "route_trace"
 
 Array = npt.NDArray[Any]
 
@@ -61,6 +62,7 @@ class RouteTrace:
     expert_weights: Array | None = None
     router_logits: Array | None = None
     lookahead_logits: Array | None = None
+    labels: tuple[str, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -92,6 +94,8 @@ class RouteTrace:
         if not 1 <= self.top_k <= self.num_experts:
             raise TraceError(f"{name}: top_k: {self.top_k} (1 to num_experts = {self.num_experts})")
         self._check_starts(name)
+        if self.labels is not None and len(self.labels) != self.num_sequences:
+            raise TraceError(f"{name}: labels: {len(self.labels)} (one for each of {self.num_sequences} sequences)")
         _check(name, "token_ids", self.token_ids, self.token_ids < -1, "0 or above, -1 unknown")
         _check(name, "phase", self.phase, self.phase > DECODE, f"{PREFILL} prefill or {DECODE} decode")
         ids = self.expert_ids
@@ -120,18 +124,25 @@ class RouteTrace:
 def write_route_trace(path: str | Path, trace: RouteTrace) -> None:
     """Raises TraceError, before anything is written, for a trace that breaks the format."""
     trace.validate(str(path))
-    header = {
+    arrays = {field: getattr(trace, field) for field in _DTYPES if getattr(trace, field) is not None}
+    contiguous = {field: np.ascontiguousarray(array) for field, array in arrays.items()}
+    content = save(contiguous, metadata={METADATA_ENTRY: header_json(trace)})
+    # Without a time stamp, equal traces are equal files.
+    Path(path).write_bytes(gzip.compress(content, 9, mtime=0) if str(path).endswith(".gz") else content)
+
+
+def header_json(trace: RouteTrace) -> str:
+    """The metadata entry of a file with this trace, or of a longer one of the same kind and with its labels."""
+    header: dict[str, Any] = {
         "schema": SCHEMA,
         "fingerprint": trace.fingerprint,
         "num_experts": trace.num_experts,
         "top_k": trace.top_k,
         "layers": list(trace.layers),
     }
-    arrays = {field: getattr(trace, field) for field in _DTYPES if getattr(trace, field) is not None}
-    contiguous = {field: np.ascontiguousarray(array) for field, array in arrays.items()}
-    content = save(contiguous, metadata={_META: json.dumps(header, sort_keys=True)})
-    # Without a time stamp, equal traces are equal files.
-    Path(path).write_bytes(gzip.compress(content, 9, mtime=0) if str(path).endswith(".gz") else content)
+    if trace.labels is not None:
+        header["labels"] = list(trace.labels)
+    return json.dumps(header, sort_keys=True)
 
 
 def read_route_trace(path: str | Path) -> RouteTrace:
@@ -144,7 +155,7 @@ def read_route_trace(path: str | Path) -> RouteTrace:
         arrays = load(content)
     except (OSError, EOFError, zlib.error, SafetensorError) as error:
         raise TraceError(f"{name}: {error}") from error
-    header = _parse_header(name, _metadata(content).get(_META))
+    header = parse_header(name, _metadata(content).get(METADATA_ENTRY))
     unknown, missing = arrays.keys() - _DTYPES.keys(), _DTYPES.keys() - arrays.keys() - set(OPTIONAL)
     if unknown or missing:
         raise TraceError(f"{name}: tensors missing: {sorted(missing)}, unknown: {sorted(unknown)}")
@@ -159,19 +170,22 @@ def _metadata(content: bytes) -> dict[str, str]:
     return json.loads(content[8 : 8 + length]).get("__metadata__") or {}
 
 
-def _parse_header(name: str, text: str | None) -> dict[str, Any]:
+def parse_header(name: str, text: str | None) -> dict[str, Any]:
+    """The fields of a RouteTrace that are no arrays. Raises TraceError."""
     if text is None:
-        raise TraceError(f"{name}: no route trace: the metadata has no entry {_META!r}")
+        raise TraceError(f"{name}: no route trace: the metadata has no entry {METADATA_ENTRY!r}")
     try:
         header = json.loads(text)
         schema = header.pop("schema")
         if schema != SCHEMA:
             raise TraceError(f"{name}: schema: {schema!r} (expected {SCHEMA!r})")
-        parsed = {
+        labels = header.pop("labels", None)
+        parsed: dict[str, Any] = {
             "fingerprint": str(header.pop("fingerprint")),
             "num_experts": int(header.pop("num_experts")),
             "top_k": int(header.pop("top_k")),
             "layers": tuple(int(layer) for layer in header.pop("layers")),
+            "labels": None if labels is None else tuple(str(label) for label in labels),
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, TraceError):

@@ -30,7 +30,10 @@ def build_runner(config: EngineConfig) -> Runner:
     tokenizer = load_tokenizer(checkpoint.folder)
     info = model_info(checkpoint, plan, tokenizer)
     routes = config.record_routes
-    recorder = None if routes is None else RouteRecorder(routes, info, logits=config.record_logits)
+    recorder = None
+    if routes is not None:
+        parts = config.record_part_tokens
+        recorder = RouteRecorder(routes, info, logits=config.record_logits, part_tokens=parts)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     dtype = compute_dtype(checkpoint.spec, config)

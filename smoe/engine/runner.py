@@ -59,6 +59,8 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
+        if self._recorder is not None:
+            self._recorder.next_step(plan)
         saved = self._save_states(plan.spans)
         try:
             return self._execute(plan)

@@ -26,6 +26,10 @@ SURFACE = {
     "bench offload": ["--cache", "--help", "--out", "--policies", "--quick", "--skip-peers"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
+    "profile": [
+        *("--data", "--dtype", "--expert-memory", "--expert-policy", "--help", "--in-process", "--max-sequence"),
+        *("--max-tokens", "--model", "--out", "--pack", "--record-logits", "--sample", "--seed", "--threads"),
+    ],
     "simulate": [
         *("--batch", "--compute", "--expert-bytes", "--expert-memory", "--expert-policy", "--help", "--in-process"),
         *("--jobs", "--json", "--link", "--max-tokens", "--mode", "--pool", "--seed", "--trace"),
