@@ -19,7 +19,7 @@ from smoe.offload.layer_pass import LayerPass
 from smoe.offload.planner import PlannedPass, Planner
 from smoe.offload.policies.protocols import Array, MissDecision, PolicySet, Routing
 from smoe.offload.shelf import Shelf
-from smoe.offload.store import Store
+from smoe.offload.store import LinkStats, Store
 from smoe.offload.transfer import Arrival, Transfers
 
 Ids = npt.NDArray[np.int32]
@@ -131,7 +131,10 @@ class OffloadedBank:
         return moe_combine(pairs_TKD, ids_TK, weights_TK, x_TD.dtype, residual=residual_TD)
 
     def stats(self) -> ExpertStats:
-        cache, link = self._residency, self._store.stats()
+        cache, store = self._residency, self._store.stats()
+        links = {link.name: link for link in store.links}
+        nothing = LinkStats(name="", transfers=0, nbytes=0, busy_s=0.0)
+        disk, host = links.get("disk", nothing), links.get("host", nothing)
         return ExpertStats(
             hits=cache.hits,
             late=cache.late,
@@ -147,11 +150,17 @@ class OffloadedBank:
             evictions=cache.evictions,
             substituted=self._planner.substituted,
             substituted_mass=self._planner.substituted_mass,
-            bytes_moved=link.bytes_read,
+            bytes_moved=store.bytes_read,
             wait_s=self._transfers.wait_s,
-            transfer_s=link.busy_s,
-            budget_bytes=self._fixed_bytes + cache.num_slots * self._arena.slot_bytes,
-            peak_bytes=self._fixed_bytes + cache.peak_used * self._arena.slot_bytes,
+            transfer_s=store.busy_s,
+            disk_transfers=disk.transfers,
+            disk_bytes=disk.nbytes,
+            disk_s=disk.busy_s,
+            host_transfers=host.transfers,
+            host_bytes=host.nbytes,
+            host_s=host.busy_s,
+            budget_bytes=self._fixed_bytes + store.budget_bytes + cache.num_slots * self._arena.slot_bytes,
+            peak_bytes=self._fixed_bytes + store.peak_bytes + cache.peak_used * self._arena.slot_bytes,
         )
 
     def resize(self, num_slots: int) -> None:
