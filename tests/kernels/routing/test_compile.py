@@ -14,16 +14,29 @@ from torch import Tensor
 
 from smoe.kernels.routing import launch
 from smoe.kernels.routing.bins import sort_by_bin
+from smoe.kernels.routing.dispatch import DispatchPlan, needed_devices, pack_choices, plan_dispatch, sum_places
+from smoe.kernels.routing.reduce import permute_reduce, reduce_chunks
 from smoe.kernels.routing.rows import gather_rows, scatter_rows
 
 pytestmark = pytest.mark.skipif(launch.INTERPRETED, reason="compiles instead of interpreting")
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int16: "i16", torch.int64: "i64"}
 X, IDS = torch.zeros(6, 40, dtype=torch.bfloat16), torch.zeros(6, 3, dtype=torch.int32)
+WEIGHTS, FIRST = torch.zeros(6, 3), IDS[:, 0].contiguous()
+PLAN = DispatchPlan(counts_G=FIRST, offsets=FIRST, row_S=FIRST, device_S=FIRST, place_TG=IDS)
 CALLS: dict[str, Callable[[], object]] = {
     "sort": lambda: sort_by_bin(IDS, 5),
     "sort into chunks": lambda: sort_by_bin(IDS.short(), 5, 7),
     "gather": lambda: gather_rows(X, IDS[:, 0]),
     "scatter": lambda: scatter_rows(X, IDS[:, 0].long(), X.clone()),
+    "needed devices": lambda: needed_devices(IDS, 5),
+    "pack choices": lambda: pack_choices(PLAN, IDS, IDS, WEIGHTS),
+    "sum places": lambda: sum_places(X, IDS, torch.float32),
+    "sum places and residual": lambda: sum_places(X, IDS, torch.bfloat16, X),
+    "permute and reduce": lambda: permute_reduce(X.expand(3, 6, 40), FIRST, torch.bfloat16, X),
+    "one of each": lambda: plan_dispatch(IDS[:1, :1], 1),
+    "one row": lambda: (gather_rows(X[:1, :1], IDS[0, :1]), scatter_rows(X[:1, :1], IDS[0, :1], X.clone())),
+    "one column": lambda: permute_reduce(X[:1, :1].expand(1, 1, 1), FIRST, torch.bfloat16, X[:, :1]),
+    "reduce chunks": lambda: reduce_chunks(X.expand(3, 6, 40), torch.float32),
 }
 
 
@@ -45,8 +58,12 @@ class Compiler:
 
         self.body.__globals__["tl"] = tl
         function = triton.jit(self.body)
-        types = [f"*{TYPES.get(a.dtype, 'i32')}" if isinstance(a, Tensor) else "i32" for a in args]
-        signature = dict(zip(function.arg_names, types, strict=False)) | dict.fromkeys(constants, "constexpr")
+        named = dict(zip(function.arg_names, args, strict=False))
+        constants |= {
+            name: 1 for name, value in named.items() if isinstance(value, int) and value == 1
+        }  # as a launch does
+        types = {n: f"*{TYPES.get(a.dtype, 'i32')}" if isinstance(a, Tensor) else "i32" for n, a in named.items()}
+        signature = types | dict.fromkeys(constants, "constexpr")
         options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
         source, target = ASTSource(function, signature, constants), GPUTarget("cuda", self.capability, 32)
         self.made.append(triton.compile(source, target=target, options=options).asm["ptx"])
