@@ -40,6 +40,8 @@ def info_command(
 
     layers = summary.pop("layers")
     totals = Table(show_header=False, title=str(file), title_justify="left")
+    labels = summary.pop("labels")
+    summary["labels"] = ", ".join(f"{label or 'none'} {count:,}" for label, count in labels.items()) or "none"
     for name, value in summary.items():
         totals.add_row(name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
     table = Table(show_footer=False)
@@ -61,7 +63,7 @@ IMPORT_EXAMPLE = options.example("smoe trace import gpt_oss_20b_decode.npz --out
 
 @app.command("import", epilog=IMPORT_EXAMPLE)
 def import_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .npz file of routes.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .npz file of routes, or an .npy array.")],
     out: Out,
     weights: Annotated[
         Path | None, typer.Option("--weights", metavar="FILE", help="The .npz file with the router weights.")
@@ -69,12 +71,29 @@ def import_command(
     task: Annotated[
         str | None, typer.Option("--task", metavar="NAME", help="One task of a file that holds several; default: all.")
     ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME", help="Only sequences of this data set; may be repeated."),
+    ] = None,
+    without_repetition: Annotated[
+        bool, typer.Option("--without-repetition", help="Leave out sequences that the file flags as loops.")
+    ] = False,
+    num_experts: Annotated[
+        str | None,
+        typer.Option("--num-experts", metavar="N", help="Of a layer; .npy arrays [tokens, layers(, k)] need it."),
+    ] = None,
+    sequence_length: Annotated[
+        str | None,
+        typer.Option("--sequence-length", metavar="N", help="Take each N rows of an .npy array for a sequence."),
+    ] = None,
     incomplete: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--incomplete", metavar="RULE", help="Where ids are missing leave out the `tokens` or the `layers`."
+            "--incomplete",
+            metavar="RULE",
+            help="Where ids are missing leave out the `tokens` (the default) or the `layers`.",
         ),
-    ] = "tokens",
+    ] = None,
     max_tokens: Annotated[
         str | None, typer.Option("--max-tokens", metavar="N", help="Draw sequences up to N tokens; default: all.")
     ] = None,
@@ -86,14 +105,35 @@ def import_command(
     """Make a route trace from routes that others recorded."""
     from smoe.core.route_edit import sample_sequences
     from smoe.core.route_import import NOT_COMPUTED_RULES, Incomplete, import_routes
+    from smoe.core.route_import_npy import import_npy
     from smoe.core.route_trace import write_route_trace
 
-    if incomplete not in NOT_COMPUTED_RULES:
+    if incomplete is not None and incomplete not in NOT_COMPUTED_RULES:
         raise ConfigError("incomplete", incomplete, f"one of {', '.join(NOT_COMPUTED_RULES)}")
     tokens, longest = (_positive(n, v) for n, v in (("max_tokens", max_tokens), ("max_sequence", max_sequence)))
     if longest is not None and tokens is None:
         raise no_effect("max_sequence", longest, "--max-tokens")
-    trace = import_routes(file, weights=weights, task=task, incomplete=cast(Incomplete, incomplete))
+    array = {n: _positive(n, v) for n, v in (("num_experts", num_experts), ("sequence_length", sequence_length))}
+    routes = {"weights": weights, "task": task, "dataset": dataset, "incomplete": incomplete}
+    if file.suffix == ".npy":
+        for name, value in (*routes.items(), ("without_repetition", without_repetition or None)):
+            if value is not None:
+                raise ConfigError(name, value, f"has no effect on {file}: it is one array")
+        if array["num_experts"] is None:
+            raise ConfigError("num_experts", None, f"the number of experts of a layer, which {file} does not tell")
+        trace = import_npy(file, num_experts=array["num_experts"], sequence_length=array["sequence_length"])
+    else:
+        for name, size in array.items():
+            if size is not None:
+                raise ConfigError(name, size, f"has no effect on {file}: only on an .npy array")
+        trace = import_routes(
+            file,
+            weights=weights,
+            task=task,
+            datasets=dataset or (),
+            without_repetition=without_repetition,
+            incomplete=cast(Incomplete, incomplete or "tokens"),
+        )
     if tokens is not None:
         trace = sample_sequences(trace, tokens, longest=longest, seed=_seed(seed))
     write_route_trace(out, trace)

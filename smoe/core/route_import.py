@@ -1,9 +1,10 @@
 """Route traces from the .npz files of others. Three layouts are known; which one it is shows in the array names.
 
     fingerprinting  `ids` [L,T,k], `seq_start`, `token_uid`: decode steps of gpt-oss-20b, slots by descending weight;
+                    `dataset` [S] names the sequences, `repetition` [S] flags those that loop;
                     weights file: `weights_u8` [L,T',k] of 255ths for the sequences `seq_index`
     esft            `<task>_ids` [L,T,k], `<task>_seq_start`: prefill of DeepSeek-V2-Lite, slots in no order;
-                    weights file: `<task>_weights_e4` [L,T,k] of ten-thousandths, which ranks them
+                    weights file: `<task>_weights_e4` [L,T,k] of ten-thousandths, which ranks them; tasks are labels
     bigmoe          `ids` [T,L,k], `weights`, `phase`, `expert_bytes` [L]: one prompt and its answer on a phone
 
 Ids of 255 mean not computed. A token is in the trace only if every layer computed it, or with `incomplete="layers"`
@@ -12,7 +13,7 @@ a layer only if it computed every token.
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from smoe.core.errors import ConfigError, TraceError
-from smoe.core.route_edit import take_rows
+from smoe.core.route_edit import select_sequences, take_rows
 from smoe.core.route_trace import DECODE, PREFILL, Array, RouteTrace
 
 NOT_COMPUTED = 255
@@ -34,9 +35,16 @@ _BIGMOE_EXPERTS = 128
 
 
 def import_routes(
-    path: str | Path, *, weights: str | Path | None = None, task: str | None = None, incomplete: Incomplete = "tokens"
+    path: str | Path,
+    *,
+    weights: str | Path | None = None,
+    task: str | None = None,
+    datasets: Sequence[str] = (),
+    without_repetition: bool = False,
+    incomplete: Incomplete = "tokens",
 ) -> RouteTrace:
-    """The whole file; of its sequences only those with weights when `weights` is given and covers a part.
+    """The whole file; of its sequences only those with weights when `weights` is given and covers a part, only those
+    of `datasets` when there are any, and `without_repetition` only those that do not loop.
 
     Raises TraceError naming file, position and value; ConfigError for an option that does not fit the layout.
     """
@@ -45,8 +53,13 @@ def import_routes(
     tasks = sorted(key.removesuffix("_seq_start") for key in arrays if key.endswith("_seq_start"))
     if task is not None and task not in tasks:
         raise ConfigError("task", task, f"one of {', '.join(tasks)}" if tasks else f"has no effect on {name}")
-    if {"ids", "seq_start", "token_uid"} <= arrays.keys():
+    fingerprinting = {"ids", "seq_start", "token_uid"} <= arrays.keys()
+    for field, value in (("dataset", list(datasets)), ("without_repetition", without_repetition)):
+        if value and not fingerprinting:
+            raise ConfigError(field, value, f"has no effect on {name}")
+    if fingerprinting:
         trace = _fingerprinting(name, arrays, beside)
+        trace = _some_sequences(name, arrays, trace, beside, datasets, without_repetition)
     elif tasks:
         if beside is None:
             raise ConfigError("weights", None, f"the weights file that ranks the slots of {name}")
@@ -82,6 +95,37 @@ def _fingerprinting(name: str, arrays: Arrays, beside: tuple[str, Arrays] | None
     return _trace("gpt-oss-20b", ids, scores, start, DECODE, range(24), _GPT_OSS["num_experts"], token_ids)
 
 
+def _some_sequences(
+    name: str,
+    arrays: Arrays,
+    trace: RouteTrace,
+    beside: tuple[str, Arrays] | None,
+    datasets: Sequence[str],
+    without_repetition: bool,
+) -> RouteTrace:
+    """With their datasets as labels, where the file tells those."""
+    of_file = np.arange(len(arrays["seq_start"]) - 1) if beside is None else _get(*beside, "seq_index")
+    keep = np.ones(len(of_file), dtype=bool)
+    for field in ("dataset", "repetition"):
+        if field in arrays and len(arrays[field]) != len(arrays["seq_start"]) - 1:
+            raise TraceError(f"{name}: {field}: {len(arrays[field])} (one a sequence)")
+    if "dataset" in arrays:
+        labels = arrays["dataset"][of_file]
+        trace = replace(trace, labels=tuple(map(str, labels)))
+        for wanted in datasets:
+            if wanted not in labels:
+                raise ConfigError("dataset", wanted, f"one of {', '.join(sorted(map(str, set(labels))))}")
+        if datasets:
+            keep &= np.isin(labels, list(datasets))
+    elif datasets:
+        _get(name, arrays, "dataset")
+    if without_repetition:
+        keep &= ~_get(name, arrays, "repetition")[of_file]
+    if not keep.any():
+        raise TraceError(f"{name}: repetition: no sequence is left of {len(keep)}")
+    return trace if keep.all() else select_sequences(trace, np.flatnonzero(keep).tolist())
+
+
 def _esft(name: str, arrays: Arrays, beside: tuple[str, Arrays], tasks: list[str]) -> RouteTrace:
     other, extra = beside
     ids, scores, lengths = [], [], []
@@ -99,7 +143,8 @@ def _esft(name: str, arrays: Arrays, beside: tuple[str, Arrays], tasks: list[str
     ranked, weight = _rank(np.concatenate(ids, axis=1), np.concatenate(scores, axis=1) / np.float32(10_000))
     starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
     # The decoder's layer 0 is dense.
-    return _trace("deepseek-v2-lite", ranked, weight, starts, PREFILL, range(1, 27), _DEEPSEEK["num_experts"])
+    trace = _trace("deepseek-v2-lite", ranked, weight, starts, PREFILL, range(1, 27), _DEEPSEEK["num_experts"])
+    return replace(trace, labels=tuple(task for task, count in zip(tasks, lengths, strict=True) for _ in count))
 
 
 def _bigmoe(name: str, arrays: Arrays) -> RouteTrace:

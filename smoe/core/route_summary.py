@@ -1,5 +1,6 @@
 """What `smoe trace info` says about a route trace."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -43,5 +44,6 @@ def summarize(trace: RouteTrace) -> dict[str, Any]:
         "longest_sequence": int(lengths.max()) if len(lengths) else 0,
         "has_weights": trace.expert_weights is not None,
         "has_logits": trace.router_logits is not None,
+        "labels": dict(Counter(trace.labels or ())),
         "layers": layers,
     }

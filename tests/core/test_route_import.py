@@ -68,11 +68,34 @@ def test_decode_steps_with_and_without_weights(tmp_path: Path) -> None:
     assert np.allclose(part.expert_weights, weights / 255, atol=1e-3)
 
 
+def test_sequences_are_named_chosen_and_left_out(tmp_path: Path) -> None:
+    arrays = gpt_oss() | {"dataset": np.array(["mmlu", "gpqa", "mmlu"]), "repetition": np.array([False, False, True])}
+    path = save(tmp_path / "r.npz", **arrays)
+    assert import_routes(path).labels == ("mmlu", "gpqa", "mmlu")
+    calm = import_routes(path, without_repetition=True)
+    assert (calm.labels, calm.token_ids.tolist()) == (("mmlu", "gpqa"), [0, 1, 2, 3, 4, 5])
+    assert import_routes(path, datasets=["mmlu"]).token_ids.tolist() == [0, 1, 2, 3, 6, 7, 8]
+    weights = np.sort(RNG.integers(0, 255, (24, 5, 4)).astype(np.uint8), axis=-1)[..., ::-1]
+    beside = save(tmp_path / "weights.npz", weights_u8=weights, seq_index=np.array([1, 2]))
+    part = import_routes(path, weights=beside, without_repetition=True)
+    assert (part.labels, part.token_ids.tolist()) == (("gpqa",), [4, 5])
+    with pytest.raises(ConfigError, match=r"dataset: 'prose' \(one of gpqa, mmlu\)"):
+        import_routes(path, datasets=["prose"])
+    with pytest.raises(TraceError, match="no sequence is left"):
+        import_routes(save(path, **arrays | {"repetition": np.ones(3, dtype=bool)}), without_repetition=True)
+    with pytest.raises(TraceError, match="repetition: missing"):
+        import_routes(save(path, **gpt_oss()), without_repetition=True)
+    routes, _ = deepseek()
+    with pytest.raises(ConfigError, match=r"without_repetition: True \(has no effect"):
+        import_routes(save(path, **routes), without_repetition=True)
+
+
 def test_slots_without_order_are_ranked_by_the_weights_file(tmp_path: Path) -> None:
     routes, weights = deepseek()
     path, beside = save(tmp_path / "r.npz", **routes), save(tmp_path / "w.npz", **weights)
     trace = import_routes(path, weights=beside)
     assert trace.layers == tuple(range(1, 27))
+    assert trace.labels == ("intent", "intent", "law", "law")
     assert trace.sequence_start.tolist() == [0, 2, 5, 7, 8]
     assert trace.expert_weights is not None
     for layer, token, row, slot in ((0, 1, 1, 0), (25, 4, 4, 5)):
