@@ -27,11 +27,9 @@ from functools import partial
 
 import numpy as np
 
-from smoe.offload.at_once import ResidencyAtOnce
 from smoe.offload.cache import Residency, View
 from smoe.offload.layer_pass import LayerPass
 from smoe.offload.policies.protocols import Array, Key, MissDecision, PolicySet, Reason, Routing
-from smoe.offload.policies.waiting import Wait
 
 SMALL_IDS = 512
 """Up to here a set of Python integers is the fastest way to distinct ids; one decoding row has ten or so."""
@@ -127,24 +125,6 @@ class Planner:
         run.stale = residency.background(layer)
         return run
 
-    @property
-    def plain(self) -> bool:
-        """Whether `pass_at_once` may take the place of passes: every miss is fetched, and the residency can do it."""
-        return type(self._miss) is Wait and isinstance(self._residency, ResidencyAtOnce)
-
-    def pass_at_once(self, routing: Routing, experts: Sequence[int], lookahead: Array | None = None) -> int:
-        """A whole pass over distinct, ascending `experts`, when transfers take no time: decides and counts what
-        begin_pass and the steps after it would. Returns how many experts were brought in. For simulation, where those
-        steps are most of the time.
-        """
-        residency, layer = self._residency, routing.layer
-        assert isinstance(residency, ResidencyAtOnce)
-        residency.begin_layer(routing)
-        if self._prefetch is None:
-            return 0 if residency.try_hit_all(layer, experts) else residency.serve(layer, experts, _nothing)
-        self._prefetch.observe(routing)
-        return residency.serve(layer, experts, partial(self._background, routing, lookahead))
-
     def is_background(self, view: View) -> bool:
         return self._residency.is_background(view)
 
@@ -229,10 +209,6 @@ class Planner:
                     self._paused_until[layer] = self._epoch + PAUSE_EPOCHS
                     self.pauses += 1
                 self._judged[layer] = (paid, wasted)
-
-
-def _nothing() -> list[View]:
-    return []
 
 
 def distinct(ids: Array) -> list[int]:

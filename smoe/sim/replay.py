@@ -7,7 +7,7 @@ import numpy as np
 
 from smoe.core.route_trace import RouteTrace
 from smoe.offload.cache import View
-from smoe.offload.planner import PlannedPass, Planner, distinct
+from smoe.offload.planner import PlannedPass, Planner
 from smoe.offload.policies.protocols import Routing
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import Span
@@ -31,9 +31,6 @@ class Replay:
         self._logits = _by_layer(trace.router_logits, np.float32, len(trace.layers))
         self._lookahead = _by_layer(trace.lookahead_logits, np.float16, len(trace.layers))
         self._token_ids = trace.token_ids
-        self._at_once = planner.plain and link.transfer_s == 0 and compute == ComputeModel()
-        # For each token and layer its experts in ascending order: plain lists, made in one go.
-        self._experts = np.sort(trace.expert_ids, axis=-1).transpose(1, 0, 2).tolist() if self._at_once else []
 
     def forward(self, spans: Sequence[Span]) -> None:
         """One pass over all layers for the rows of `spans`."""
@@ -44,9 +41,6 @@ class Replay:
         single = len(token_ids) == 1
         self.forwards += 1
         planner.begin_forward()
-        if self._at_once:
-            self._forward_at_once(rows, token_ids)
-            return
         for index, layer in enumerate(self._layers):
             self.now += layer_s
             if link.busy:
@@ -70,21 +64,6 @@ class Replay:
             if run.decision is not None:
                 ids = run.decision.ids
             self._run(run, None if single else np.bincount(ids.ravel()).tolist())
-
-    def _forward_at_once(self, rows: Any, token_ids: Any) -> None:
-        """Where no time passes and no decision waits for an arrival."""
-        planner, all_weights, all_ahead = self._planner, self._weights, self._lookahead
-        at_once = planner.pass_at_once
-        experts_of = self._experts[rows.start] if isinstance(rows, slice) and len(token_ids) == 1 else None
-        transfers = 0
-        for index, layer in enumerate(self._layers):
-            ids, weights = self._ids[index][rows], all_weights[index]
-            experts = distinct(ids) if experts_of is None else experts_of[index]
-            weights = None if weights is None else weights[rows]
-            ahead = all_ahead[index]
-            ahead = ahead[rows] if ahead is not None and planner.wants_lookahead(layer) else None
-            transfers += at_once(Routing(layer=layer, ids=ids, weights=weights, token_ids=token_ids), experts, ahead)
-        self.transfers += transfers
 
     def _run(self, run: PlannedPass, rows_of: list[int] | None) -> None:
         """One pass; `rows_of` counts rows by expert, None: one each."""

@@ -1,26 +1,24 @@
 """One trace, one combination of policies, one capacity: what the engine would have counted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from smoe.core.errors import ConfigError
 from smoe.core.expert_memory import ExpertMemory
 from smoe.core.link_model import LinkModel
 from smoe.core.route_trace import RouteTrace
-from smoe.core.stats import ExpertStats
-from smoe.offload.at_once import ResidencyAtOnce
+from smoe.offload.cache import Residency
 from smoe.offload.planner import Planner
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.future import Future
 from smoe.offload.policies.protocols import PolicySet
 from smoe.offload.policies.spec import PolicySpec, parse_policies
+from smoe.sim import passes
 from smoe.sim.compute import ComputeModel
-from smoe.sim.forwards import MODES, Mode, forwards
-from smoe.sim.link import Link
-from smoe.sim.replay import Replay
+from smoe.sim.forwards import MODES, Mode
+from smoe.sim.instant import InstantCache, works_for
 from smoe.sim.result import SimResult
+from smoe.sim.runs import InstantRun, Setting, SteppedRun, play
 
 Pool = Literal["layer", "shared"]
 POOLS: tuple[Pool, ...] = ("layer", "shared")
@@ -50,7 +48,43 @@ def simulate(
     `max_background` and `pause_share` are the Planner's; by default prefetching never pauses itself here.
     `on_progress` gets the tokens done so far. Raises ConfigError.
     """
-    spec, memory, num_slots, policies = check(
+    run = start(
+        trace,
+        policy,
+        capacity,
+        link=link,
+        compute=compute,
+        expert_bytes=expert_bytes,
+        pool=pool,
+        mode=mode,
+        batch=batch,
+        max_background=max_background,
+        pause_share=pause_share,
+        seed=seed,
+    )
+    play(trace, [run], on_progress)
+    return run.result()
+
+
+def start(
+    trace: RouteTrace,
+    policy: str | PolicySpec,
+    capacity: str | ExpertMemory,
+    *,
+    link: LinkModel | None = None,
+    compute: ComputeModel | None = None,
+    expert_bytes: int | None = None,
+    pool: Pool = "layer",
+    mode: Mode = "recorded",
+    batch: int = 1,
+    max_background: int | None = None,
+    pause_share: float | None = None,
+    seed: int = 0,
+    future: Future | None = None,
+) -> InstantRun | SteppedRun:
+    """A simulation for `play`. `future` spares working out again what several runs of one mode and batch have in
+    common."""
+    checked = check(
         trace,
         policy,
         capacity,
@@ -61,62 +95,26 @@ def simulate(
         mode=mode,
         batch=batch,
         seed=seed,
+        future=future,
         need_future=True,
     )
-    layers = trace.layers
+    num_slots, layers, policies = checked.num_slots, trace.layers, checked.policies
     floor = num_slots // len(layers) if pool == "layer" else 1
-    residency = ResidencyAtOnce(num_slots, layers, policies.eviction, floor=floor)
-    planner = Planner(residency, policies, layers, max_background=max_background, pause_share=pause_share)
-    transfer_s = 0.0 if link is None or expert_bytes is None else link.transfer_s(expert_bytes)
-    compute = compute or ComputeModel()
-    planner.fetch_s, planner.compute_s = transfer_s, compute.row_s
-    wire = Link(transfer_s)
-    replay = Replay(trace, planner, wire, compute)
-    done = 0
-    for spans in forwards(trace, mode, batch):
-        replay.forward(spans)
-        if on_progress is not None:
-            done += sum(end - start for start, end in spans)
-            on_progress(done)
-    for view in wire.arrivals(float("inf")):
-        planner.arrived(view)
-    residency.check_idle()
-    stats = ExpertStats(
-        hits=residency.hits,
-        late=residency.late,
-        cold_misses=residency.cold_misses,
-        collision_misses=residency.collision_misses,
-        compulsory_misses=residency.compulsory_misses,
-        prefetched=residency.prefetched,
-        cancelled=planner.num_cancelled,
-        prefetch_used=residency.prefetch_used,
-        wasted=residency.wasted,
-        prefetch_pauses=planner.pauses,
-        admitted=residency.admitted,
-        evictions=residency.evictions,
-        substituted=planner.substituted,
-        substituted_mass=planner.substituted_mass,
-        bytes_moved=replay.transfers * (expert_bytes or 0),
-        wait_s=replay.wait_s,
-        budget_bytes=num_slots * (expert_bytes or 0),
-        peak_bytes=residency.peak_used * (expert_bytes or 0),
-    )
-    return SimResult(
-        policy=str(spec),
-        capacity=capacity if isinstance(capacity, str) else f"{memory.value:g} {memory.kind}",
+    setting = Setting(
+        policy=str(checked.spec),
+        capacity=capacity if isinstance(capacity, str) else f"{checked.memory.value:g} {checked.memory.kind}",
         pool=pool,
         mode=mode,
         batch=batch,
         num_slots=num_slots,
-        num_layers=len(layers),
-        num_experts=trace.num_experts,
-        forwards=replay.forwards,
-        tokens=trace.num_tokens,
-        experts=stats,
-        transfers=replay.transfers,
-        seconds=None if link is None else replay.now,
-        link_busy_share=None if link is None else wire.busy_s / replay.now,
+        expert_bytes=expert_bytes or 0,
     )
+    if link is None and pause_share is None and works_for(policies):
+        cache = InstantCache(num_slots, layers, policies, floor=floor, max_background=max_background)
+        return InstantRun(setting, trace, cache)
+    residency = Residency(num_slots, layers, policies.eviction, floor=floor)
+    planner = Planner(residency, policies, layers, max_background=max_background, pause_share=pause_share)
+    return SteppedRun(setting, trace, residency, planner, link, compute)
 
 
 class Checked(NamedTuple):
@@ -138,10 +136,11 @@ def check(
     mode: Mode = "recorded",
     batch: int = 1,
     seed: int = 0,
+    future: Future | None = None,
     need_future: bool = False,
 ) -> Checked:
     """What a simulation starts from. Raises the ConfigError that it would raise; cheap unless `need_future`, without
-    which policies that know the future know nothing.
+    which, and without `future`, policies that know the future know nothing.
     """
     spec = parse_policies(policy) if isinstance(policy, str) else policy
     memory = ExpertMemory.parse(capacity) if isinstance(capacity, str) else capacity
@@ -159,9 +158,8 @@ def check(
         raise ConfigError("trace", "0 tokens", "at least one token")
     num_slots = slots_of(trace, memory, expert_bytes)
     geometry = Geometry(layers=trace.layers, num_experts=trace.num_experts, top_k=trace.top_k)
-    future = None
-    if spec.needs_future:
-        future = _future(trace, mode, batch) if need_future else Future.of([])
+    if spec.needs_future and future is None:
+        future = passes.future(trace, mode, batch) if need_future else Future.of([])
     policies = spec.build(geometry, seed=seed, future=future)
     _check_needs(trace, spec, policies)
     return Checked(spec, memory, num_slots, policies)
@@ -196,14 +194,3 @@ def _check_needs(trace: RouteTrace, spec: PolicySpec, policies: PolicySet) -> No
         raise ConfigError("policies.prefetch", spec.prefetch.name, "the trace does not tell its token ids")
     if spec.lossy and trace.expert_weights is None:
         raise ConfigError("policies.miss", spec.miss.name, "the trace has no expert_weights")
-
-
-def _future(trace: RouteTrace, mode: Mode, batch: int) -> Future:
-    """The passes of the replay."""
-
-    def passes() -> Iterator[tuple[int, list[int]]]:
-        for spans in forwards(trace, mode, batch):
-            ids = np.concatenate([trace.expert_ids[:, start:end] for start, end in spans], axis=1)
-            yield from zip(trace.layers, ids.reshape(len(trace.layers), -1).tolist(), strict=True)
-
-    return Future.of(passes())

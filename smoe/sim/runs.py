@@ -1,0 +1,174 @@
+"""Simulations under way, and the results that they come to."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from smoe.core.link_model import LinkModel
+from smoe.core.route_trace import RouteTrace
+from smoe.core.stats import ExpertStats
+from smoe.offload.cache import Residency
+from smoe.offload.planner import Planner
+from smoe.sim.compute import ComputeModel
+from smoe.sim.forwards import Mode, forwards
+from smoe.sim.instant import InstantCache
+from smoe.sim.link import Link
+from smoe.sim.passes import Forward, blocks
+from smoe.sim.replay import Replay
+from smoe.sim.result import SimResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a result repeats of what was asked for."""
+
+    policy: str
+    capacity: str
+    pool: str
+    mode: Mode
+    batch: int
+    num_slots: int
+    expert_bytes: int
+
+
+class InstantRun:
+    """Transfers take no time."""
+
+    def __init__(self, setting: Setting, trace: RouteTrace, cache: InstantCache) -> None:
+        self.setting, self.cache = setting, cache
+        self._trace, self._forwards = trace, 0
+
+    def play(self, block: Sequence[Forward]) -> None:
+        cache = self.cache
+        self._forwards += len(block)
+        run_layer = cache.run_layer
+        for forward in block:
+            cache.begin_forward()
+            for layer, experts, routing, lookahead in forward:
+                run_layer(layer, experts, routing, lookahead)
+
+    def result(self) -> SimResult:
+        cache = self.cache
+        cache.check_integrity()
+        return _result(
+            self.setting, self._trace, cache.stats(), self._forwards, transfers=cache.transfers, peak=cache.peak_used
+        )
+
+
+class SteppedRun:
+    """On a virtual link, step by step as the engine does."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        trace: RouteTrace,
+        residency: Residency,
+        planner: Planner,
+        link: LinkModel | None,
+        compute: ComputeModel | None,
+    ) -> None:
+        self.setting = setting
+        self._trace, self._residency, self._planner, self._timed = trace, residency, planner, link is not None
+        compute = compute or ComputeModel()
+        transfer_s = 0.0 if link is None else link.transfer_s(setting.expert_bytes)
+        planner.fetch_s, planner.compute_s = transfer_s, compute.row_s
+        self._link = Link(transfer_s)
+        self._replay = Replay(trace, planner, self._link, compute)
+
+    def play(self) -> Iterator[int]:
+        """Tokens that each forward took."""
+        for spans in forwards(self._trace, self.setting.mode, self.setting.batch):
+            self._replay.forward(spans)
+            yield sum(end - start for start, end in spans)
+
+    def result(self) -> SimResult:
+        residency, planner, replay, link = self._residency, self._planner, self._replay, self._link
+        for view in link.arrivals(float("inf")):
+            planner.arrived(view)
+        residency.check_idle()
+        stats = ExpertStats(
+            hits=residency.hits,
+            late=residency.late,
+            cold_misses=residency.cold_misses,
+            collision_misses=residency.collision_misses,
+            compulsory_misses=residency.compulsory_misses,
+            prefetched=residency.prefetched,
+            cancelled=planner.num_cancelled,
+            prefetch_used=residency.prefetch_used,
+            wasted=residency.wasted,
+            prefetch_pauses=planner.pauses,
+            admitted=residency.admitted,
+            evictions=residency.evictions,
+            substituted=planner.substituted,
+            substituted_mass=planner.substituted_mass,
+            wait_s=replay.wait_s,
+        )
+        return _result(
+            self.setting,
+            self._trace,
+            stats,
+            replay.forwards,
+            transfers=replay.transfers,
+            peak=residency.peak_used,
+            seconds=replay.now if self._timed else None,
+            busy_s=link.busy_s,
+        )
+
+
+def play(
+    trace: RouteTrace, runs: Sequence[InstantRun | SteppedRun], on_progress: Callable[[int], None] | None = None
+) -> None:
+    """All to their end. Instant ones of one mode and batch go side by side, so that passes are made once for all.
+
+    `on_progress` gets the tokens done so far, summed over the runs.
+    """
+    done = 0
+    together: dict[tuple[Mode, int], list[InstantRun]] = {}
+    for run in runs:
+        if isinstance(run, InstantRun):
+            together.setdefault((run.setting.mode, run.setting.batch), []).append(run)
+            continue
+        for tokens in run.play():
+            done += tokens
+            if on_progress is not None:
+                on_progress(done)
+    for (mode, batch), group in together.items():
+        routing = any(run.cache.needs_routing for run in group)
+        lookahead = any(run.cache.needs_lookahead for run in group)
+        for tokens, block in blocks(trace, mode, batch, routing=routing, lookahead=lookahead):
+            for run in group:
+                run.play(block)
+                done += tokens
+                if on_progress is not None:
+                    on_progress(done)
+
+
+def _result(
+    setting: Setting,
+    trace: RouteTrace,
+    stats: ExpertStats,
+    forwards_done: int,
+    *,
+    transfers: int,
+    peak: int,
+    seconds: float | None = None,
+    busy_s: float = 0.0,
+) -> SimResult:
+    size = setting.expert_bytes
+    return SimResult(
+        policy=setting.policy,
+        capacity=setting.capacity,
+        pool=setting.pool,
+        mode=setting.mode,
+        batch=setting.batch,
+        num_slots=setting.num_slots,
+        num_layers=len(trace.layers),
+        num_experts=trace.num_experts,
+        forwards=forwards_done,
+        tokens=trace.num_tokens,
+        experts=replace(
+            stats, bytes_moved=transfers * size, budget_bytes=setting.num_slots * size, peak_bytes=peak * size
+        ),
+        transfers=transfers,
+        seconds=seconds,
+        link_busy_share=None if seconds is None else busy_s / seconds,
+    )
