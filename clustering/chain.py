@@ -62,7 +62,7 @@ def against(rival: Rival, history: History, local_TG: Array, before2_T: Array, b
     rows = np.arange(len(local_TG))
     state = state_of(before2_T, before1_T, num_devices)
     order = np.lexsort((-rival.confidence, state))
-    by_rival = local_TG[rows, rival.device].astype(np.int64)[order]
+    by_rival = local_TG[rows, rival.device].astype(np.int16)[order]
     gains = by_rival[:, None] - local_TG[order]
     sure = rival.confidence[order]
     start = np.searchsorted(state[order], np.arange((num_devices + 1) ** 2 + 1))
@@ -80,7 +80,9 @@ def _best_cut(gains_NG: Array, local_NG: Array, sure_N: Array) -> tuple[int, flo
     # T takes rows above a confidence, so a cut can only lie where confidence changes, and above the unknown ids.
     fits = np.append(np.append(True, sure_N[1:] < sure_N[:-1]), sure_N[-1] >= 0) & np.append(True, sure_N >= 0)
     kept[~fits] = -1
-    cut, device = np.unravel_index(int(kept.argmax()), kept.shape)
+    # Of equal cuts the one that leaves most to T, which knows the token.
+    cut = len(kept) - 1 - int(kept.max(axis=1)[::-1].argmax())
+    device = kept[cut].argmax()
     above = sure_N[cut - 1] if cut else sure_N[0]
     below = max(sure_N[cut], 0.0) if cut < len(sure_N) else 0.0
     return int(device), float(max(above + below, 0.0)) / 2

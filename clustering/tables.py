@@ -117,11 +117,16 @@ def seen_ids(trace: RouteTrace) -> Array:
     return np.unique(trace.token_ids[trace.token_ids >= 0])
 
 
+def vocab_of(*traces: RouteTrace) -> int:
+    """The least vocabulary that holds every token id, 1 where none is known."""
+    return max(1, *(int(trace.token_ids.max(initial=-1)) + 1 for trace in traces))
+
+
 def _vocab(trace: RouteTrace, vocab_size: int | None, embedding: Array | None) -> int:
-    highest = int(trace.token_ids.max(initial=-1))
-    vocab = vocab_size if vocab_size is not None else len(embedding) if embedding is not None else highest + 1
-    if vocab <= highest:
-        raise ConfigError("vocab_size", vocab, f"above {highest}, the trace's highest token id")
+    least = vocab_of(trace)
+    vocab = vocab_size if vocab_size is not None else len(embedding) if embedding is not None else least
+    if vocab < least:
+        raise ConfigError("vocab_size", vocab, f"above {least - 1}, the trace's highest token id")
     if embedding is not None and len(embedding) != vocab:
         raise ConfigError("embedding", f"{len(embedding)} rows", f"the vocabulary of {vocab}")
     return vocab
