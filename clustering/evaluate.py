@@ -17,7 +17,7 @@ from smoe.clustering.journey import Journey, contiguous, follow, histories
 from smoe.clustering.local import device_load, expert_load, imbalance, local_counts
 from smoe.clustering.lookup import Destinations, lookup
 from smoe.clustering.quality import Said, TableQuality, table_quality
-from smoe.clustering.tables import best_two, build_tables, seen_ids
+from smoe.clustering.tables import best_two, build_tables, seen_ids, vocab_of
 from smoe.clustering.traffic import SCHEDULES, Traffic, traffic
 from smoe.core.placement import RoutingTables
 from smoe.core.route_trace import RouteTrace
