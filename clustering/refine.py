@@ -21,23 +21,23 @@ class SwapSearch:
     `limit` is the highest load allowed on a device, in activations. A placement above it is first made to keep it.
     """
 
-    def __init__(self, units: Units, *, limit: float | None = None, price: Array | None = None) -> None:
+    def __init__(self, units: Units, *, limit: float | None = None) -> None:
         self.units = units
         self.limit = np.inf if limit is None else limit * (1 + TOLERANCE)
         self.load = units.load
-        self._offset = None if price is None else price[:, None] * units.mass
         counts = units.counts
         self._rows = np.split(counts.indices, counts.indptr[1:-1])
         self._data = np.split(counts.data, counts.indptr[1:-1])
         self._change = np.zeros(counts.shape[0])
         self._threshold = TOLERANCE * max(float(counts.data.sum()), 1.0)
 
-    def start(self, device: Array) -> None:
+    def start(self, device: Array, price: Array | None = None) -> None:
+        """Begins at `device` [U], with `price` [G] activations a token."""
         self.device = np.array(device, dtype=np.int64)
         self.device_load = np.bincount(self.device, self.load, self.units.num_devices)
         self._score = np.ascontiguousarray((self.units.counts @ self.units.one_hot(self.device)).T)
-        if self._offset is not None:
-            self._score -= self._offset
+        if price is not None and price.any():
+            self._score -= price[:, None] * self.units.mass
         self._best = self._score.max(axis=0)
 
     @property
@@ -140,4 +140,4 @@ class SwapSearch:
         moved = self.load[b] - self.load[a]
         p, q = self.device_load[self.device[a]], self.device_load[self.device[b]]
         # Where the limit cannot be kept, the excess must not grow.
-        return max(p + moved, q - moved) <= max(self.limit, p, q)
+        return bool(max(p + moved, q - moved) <= max(self.limit, p, q))

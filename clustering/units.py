@@ -10,7 +10,7 @@ from smoe.clustering.problem import Array, LayerProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Units:
-    """U units in K kinds. `counts` [R, U] f64 has a unit's activations by row, `load` [U] their sum, `mass` [R] f64.
+    """U units in K kinds. `counts` [R, U] f64 has a unit's activations by row, `load` [U] all of them, `mass` [R] f64.
 
     Every placement has `slots[kind, device]` [K, G] units of a kind on a device: so experts of a router's group stay
     on the devices their group has, and groups that fit on one device move as a whole. `unit_of_expert` [E].
@@ -18,6 +18,7 @@ class Units:
 
     counts: csc_array
     mass: Array
+    load: Array
     kind: Array
     slots: Array
     unit_of_expert: Array
@@ -29,10 +30,6 @@ class Units:
     @property
     def num_devices(self) -> int:
         return int(self.slots.shape[1])
-
-    @property
-    def load(self) -> Array:
-        return np.asarray(self.counts.sum(axis=0), dtype=np.float64).ravel()
 
     def expert_device(self, unit_device: Array) -> Array:
         """[E] i16."""
@@ -81,7 +78,14 @@ def _make(problem: LayerProblem, unit_of_expert: Array, kind: Array, slots: Arra
     gather = csr_array((np.ones(len(unit_of_expert)), (np.arange(len(unit_of_expert)), unit_of_expert)), shape=shape)
     counts = csc_array(problem.counts.astype(np.float64) @ gather)
     counts.sort_indices()
-    return Units(counts=counts, mass=problem.mass, kind=kind, slots=slots, unit_of_expert=unit_of_expert)
+    return Units(
+        counts=counts,
+        mass=problem.mass,
+        load=np.asarray(counts.sum(axis=0), dtype=np.float64).ravel(),
+        kind=kind,
+        slots=slots,
+        unit_of_expert=unit_of_expert,
+    )
 
 
 def in_order(units: Units) -> Array:
