@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
+from smoe.collectives.group import Group
 from smoe.kernels import LayerNorm, Linear, RMSNorm
 from smoe.models.attention import GQAAttention
 from smoe.models.bank import ExpertBank
@@ -15,6 +16,7 @@ from smoe.models.mla import MLAAttention
 from smoe.models.mlp import DenseMLP, MoEBlock
 from smoe.models.rope import RopeTables
 from smoe.models.spec import DecoderSpec, DeltaSpec, GQASpec, MoESpec
+from smoe.models.spread import Alone, Spread
 
 Params = Mapping[str, torch.Tensor]
 
@@ -25,12 +27,17 @@ class Decoder:
     Forward is row-wise except for attention: a row's logits do not depend on what else is in the batch.
     """
 
-    def __init__(self, spec: DecoderSpec, params: Params, bank: ExpertBank, *, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: DecoderSpec, params: Params, bank: ExpertBank, *, dtype: torch.dtype, spread: Spread | None = None
+    ) -> None:
+        """`spread` says which ranks do what: `spec` and `params` are then this rank's part. By default it has all."""
         self.spec, self.dtype = spec, dtype
+        self._spread = spread or Alone()
         self._embed = params["embed"]
         self._rope = RopeTables(spec)
         self._layers = [
-            (_attention(spec, i, params, self._rope), _mlp(spec, i, params, bank)) for i in range(len(spec.layers))
+            (_attention(spec, i, params, self._rope, self._spread.group), _mlp(spec, i, params, bank))
+            for i in range(len(spec.layers))
         ]
         self._bank = bank
         self._moe = {i: mlp for i, (_, mlp) in enumerate(self._layers) if isinstance(mlp, MoEBlock)}
@@ -43,17 +50,17 @@ class Decoder:
         self._head = Linear(head, params.get("head.bias"), fused, out_dtype=torch.float32)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        """Logits [M, V] fp32 of `batch.logit_rows_M`. Writes the rows' KV and recurrent states."""
-        context = StepContext(batch)
+        """Logits [M, V] fp32 of `batch.logit_rows_M` (see Spread.logits). Writes the rows' KV and recurrent states."""
+        context, spread = StepContext(batch), self._spread
+        spread.begin(batch)
         self._bank.begin_forward(batch.token_ids_T)
-        x_TD = self._embed.index_select(0, batch.token_ids_T).to(self.dtype)
-        for (attention, mlp), cache in zip(self._layers, kv.layers, strict=True):
-            x_TD = attention(x_TD, context, cache)
-            x_TD = mlp(x_TD, context)
+        x_TD = spread.embed(self._embed, batch.token_ids_T).to(self.dtype)
+        for layer, ((attention, mlp), cache) in enumerate(zip(self._layers, kv.layers, strict=True)):
+            rows_RD = spread.attend(layer, attention, x_TD, context, cache)
+            x_TD = spread.gather(layer, mlp(rows_RD, context))
         if len(batch.logit_rows_M) != len(x_TD):
             x_TD = x_TD.index_select(0, batch.logit_rows_M)
-        logits_MV: torch.Tensor = self._head(x_TD if self._head_norm is None else self._head_norm(x_TD))
-        return logits_MV
+        return spread.logits(self._head, x_TD if self._head_norm is None else self._head_norm(x_TD))
 
     def _look_ahead(self, layer: int, h_TD: torch.Tensor) -> torch.Tensor:
         # As float16 because recorded logits are: a policy then decides alike from either.
@@ -68,13 +75,13 @@ def make_norm(spec: DecoderSpec, params: Params, name: str) -> RMSNorm | LayerNo
 
 
 def _attention(
-    spec: DecoderSpec, layer: int, params: Params, rope: RopeTables
+    spec: DecoderSpec, layer: int, params: Params, rope: RopeTables, group: Group | None
 ) -> GQAAttention | MLAAttention | DeltaAttention:
     attention = spec.layers[layer].attention
     prefix = f"layers.{layer}.attn"
     norm = make_norm(spec, params, f"layers.{layer}.attn_norm")
     if isinstance(attention, GQASpec):
-        return GQAAttention(attention, params, prefix, norm, rope, spec)
+        return GQAAttention(attention, params, prefix, norm, rope, spec, group)
     if isinstance(attention, DeltaSpec):
         return DeltaAttention(attention, params, prefix, norm, spec)
     return MLAAttention(attention, params, prefix, norm, rope, spec)

@@ -13,9 +13,10 @@ Params = Mapping[str, torch.Tensor]
 
 
 class DeltaAttention:
-    """x + net(norm(x)), [T, D] to [T, D]. The projection's rows are q | k | v | z | b | a, each by head.
+    """x + net(norm(x)), [T, D] to [T, D]; without x, if `add` is false.
 
-    A span's state is slot `state_slots[s]` of the cache; a span with no past starts from zero.
+    The projection's rows are q | k | v | z | b | a, each by head. A span's state is slot `state_slots[s]` of the cache;
+    a span with no past starts from zero.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class DeltaAttention:
         )
         self._out = Linear(params[f"{prefix}.out.weight"])
 
-    def __call__(self, x_TD: torch.Tensor, context: StepContext, cache: LayerCache) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, context: StepContext, cache: LayerCache, *, add: bool = True
+    ) -> torch.Tensor:
         batch = context.batch
         spans = [
             (first, count, past, slot)
             for (first, count, _, past), slot in zip(batch.rows.spans, batch.state_slots, strict=True)
         ]
-        return self._out(self._net(self._in(x_TD), spans, cache.first, cache.second), x_TD)
+        return self._out(self._net(self._in(x_TD), spans, cache.first, cache.second), x_TD if add else None)

@@ -14,7 +14,7 @@ Params = Mapping[str, torch.Tensor]
 
 
 class MLAAttention:
-    """x + attention(norm(x)), [T, D] to [T, D].
+    """x + attention(norm(x)), [T, D] to [T, D]; without x, if `add` is false.
 
     kv_b is never applied to the context: its key half carries queries into the latent space and its value half
     carries the mean latent out of it, for prompts as for single tokens, so that both give the same bits.
@@ -50,13 +50,15 @@ class MLAAttention:
         self._out = linear("out")
         self._rope, self._key = rope, rope.key(attention.rope)
 
-    def __call__(self, x_TD: torch.Tensor, context: StepContext, cache: LayerCache) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, context: StepContext, cache: LayerCache, *, add: bool = True
+    ) -> torch.Tensor:
         cos_TR, sin_TR = self._rope.cos_sin(self._key, context)
         q_TX = x_TD
         for project in self._q:
             q_TX = project(q_TX)
         out_TX = self._attend(q_TX, self._kv(x_TD), cos_TR, sin_TR, context.batch.rows, cache.first, cache.second)
-        return self._out(out_TX, x_TD)
+        return self._out(out_TX, x_TD if add else None)
 
 
 def pack_kv_b(attention: MLASpec, tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from smoe.models.loading.shards import find_tensors
 from smoe.models.spec import DecoderSpec
 
 _SAMPLED_TENSORS, _SAMPLED_BYTES = 64, 256
+Part = Callable[[str, torch.Tensor], torch.Tensor | None]
+"""Of a parameter and its name, what to keep; None: nothing."""
 
 
 class Checkpoint:
@@ -41,17 +43,24 @@ class Checkpoint:
         check_leftovers(spec, self._map, tensors, used)
         self.fingerprint = self._fingerprint()
 
-    def params(self, *, dtype: torch.dtype, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
+    def params(
+        self, *, dtype: torch.dtype, device: str | torch.device = "cpu", part: Part | None = None
+    ) -> dict[str, torch.Tensor]:
         """Everything but the routed experts, for arithmetic in `dtype`; storage dtypes as `storage_dtype` says.
 
+        `part` keeps of each parameter what it returns, while the whole one is let go before the next is read.
         Raises CheckpointError naming a tensor that is truncated or not finite.
         """
         check_compute_dtype(dtype)
         check_tied_head(self.spec, self._map, self.tensors)
-        return {
-            name: read_param(sources, self._map.params[name], dtype).to(device)
-            for name, sources in self._params.items()
-        }
+        kept: dict[str, torch.Tensor] = {}
+        for name, sources in self._params.items():
+            tensor: torch.Tensor | None = read_param(sources, self._map.params[name], dtype)
+            if part is not None and tensor is not None:
+                tensor = part(name, tensor)
+            if tensor is not None:
+                kept[name] = tensor.to(device)
+        return kept
 
     def params_nbytes(self, *, dtype: torch.dtype) -> int:
         """What `params` will take, without reading anything; parameters that are reshaped keep their size."""

@@ -1,0 +1,115 @@
+"""Experts spread over ranks: the bank that a layer sees, and what one rank holds of them."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from smoe.collectives.dispatch import Dispatcher
+from smoe.collectives.schedules.protocol import Schedule
+from smoe.core.stats import ExpertStats
+from smoe.kernels import ExpertTable, ExpertTensors, moe
+from smoe.models.bank import ExpertBank, Lookahead, Substitutions, expert_table
+from smoe.models.spec import DecoderSpec
+
+Tensor = torch.Tensor
+
+
+class RankBank:
+    """An ExpertBank of some experts, all in memory: `experts[layer]`, read once. It is asked for no others."""
+
+    needs_logits = False
+
+    def __init__(
+        self, spec: DecoderSpec, experts: Mapping[int, list[int]], read: Callable[[int, int], ExpertTensors]
+    ) -> None:
+        self._tables: dict[int, ExpertTable] = {}
+        self._expert2slot: dict[int, Tensor] = {}
+        self._accesses = 0
+        for layer, held in experts.items():
+            moe_spec = spec.moe(layer)
+            table = expert_table(moe_spec, spec.hidden, len(held))
+            # The last entry is where -1, no choice, looks.
+            expert2slot = torch.full((moe_spec.router.num_experts + 1,), -1, dtype=torch.int32)
+            for slot, expert in enumerate(held):
+                table.set(slot, read(layer, expert))
+                expert2slot[expert] = slot
+            self._tables[layer], self._expert2slot[layer] = table, expert2slot
+
+    def use_lookahead(self, lookahead: Lookahead) -> None:
+        return
+
+    def begin_forward(self, token_ids_T: Tensor) -> None:
+        return
+
+    def substitutions(self) -> None:
+        return None
+
+    def apply(
+        self,
+        layer: int,
+        x_TD: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        residual_TD: Tensor,
+        logits_TE: Tensor | None = None,
+    ) -> Tensor:
+        self._accesses += int(np.count_nonzero(np.bincount(ids_TK.cpu().numpy().ravel() + 1)[1:]))
+        slots_TK = self._expert2slot[layer][ids_TK.long()]
+        return moe(x_TD, slots_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
+
+    def stats(self) -> ExpertStats:
+        return ExpertStats(hits=self._accesses)
+
+    def check_integrity(self) -> None:
+        return
+
+    def close(self) -> None:
+        self._tables.clear()
+
+
+class DispatchedBank:
+    """Sends each row to the ranks that hold its experts, where `local` computes them, and adds up what comes back."""
+
+    needs_logits = False
+
+    def __init__(
+        self, local: ExpertBank, dispatcher: Dispatcher, expert2place: Mapping[int, Tensor], schedule: Schedule
+    ) -> None:
+        """`expert2place[layer]` [E] i64 is the place of the rank that computes an expert for this one."""
+        self._local, self._dispatcher = local, dispatcher
+        self._expert2place, self._schedule = dict(expert2place), schedule
+
+    def use_lookahead(self, lookahead: Lookahead) -> None:
+        """Not of this rank's own rows: the local experts are used by rows of all ranks."""
+
+    def begin_forward(self, token_ids_T: Tensor) -> None:
+        self._local.begin_forward(token_ids_T)
+
+    def substitutions(self) -> Substitutions | None:
+        return self._local.substitutions()
+
+    def apply(
+        self,
+        layer: int,
+        x_TD: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        residual_TD: Tensor,
+        logits_TE: Tensor | None = None,
+    ) -> Tensor:
+        device_TK = self._expert2place[layer][ids_TK.long()]
+        self._schedule.note_devices(layer, device_TK)
+        sent = self._dispatcher.dispatch(x_TD, ids_TK, weights_TK, device_TK)
+        nothing_ND = torch.zeros_like(sent.x_ND)
+        sums_ND = self._local.apply(layer, sent.x_ND, sent.ids_NK, sent.weights_NK, nothing_ND)
+        return self._dispatcher.combine(sums_ND, sent, residual_TD)
+
+    def stats(self) -> ExpertStats:
+        return self._local.stats()
+
+    def check_integrity(self) -> None:
+        self._local.check_integrity()
+
+    def close(self) -> None:
+        self._local.close()

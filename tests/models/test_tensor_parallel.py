@@ -1,0 +1,79 @@
+"""A model cut over ranks computes what the whole one does: every family, sizes, schedules, placements of experts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from smoe.collectives.schedules.plain import AllReduce, Scatter
+from smoe.core.errors import ConfigError
+from smoe.models.loading import open_checkpoint
+from smoe.models.tensor_parallel import TensorShare, check_size
+from tests.collectives.thread_group import run_ranks
+from tests.models.parity import write_checkpoint
+from tests.models.sharded import COMMON, FAMILIES, random_places, rank_decoder, run, whole_decoder
+
+TOLERANCE = 1e-4  # max abs difference of logits in fp32, the project's promise
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name, options, how = FAMILIES[request.param]
+    config = AutoConfig.for_model(name, **(COMMON | options))
+    return write_checkpoint(config, tmp_path_factory.mktemp(request.param), **how)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_family_over_ranks_is_the_whole_model(folder: Path, size: int) -> None:
+    """Prompts of unequal length in one batch, then single tokens: fewer rows than ranks among them."""
+    checkpoint = open_checkpoint(folder)
+    generator = torch.Generator().manual_seed(size)
+    prompts = [torch.randint(89, (n,), generator=generator).tolist() for n in (7, 1, 5)]
+    tokens = [torch.randint(89, (6,), generator=generator).tolist() for _ in prompts]
+    expected = run(whole_decoder(checkpoint, torch.float32), prompts, tokens)
+    places = random_places(checkpoint, size, seed=3)
+    results = {}
+    for name, make, dedup in (
+        ("allreduce", AllReduce, False),
+        ("allreduce-dedup", AllReduce, True),
+        ("scatter", Scatter, True),
+    ):
+
+        def body(group, make=make, dedup=dedup):
+            return run(rank_decoder(checkpoint, torch.float32, group, make, places, dedup=dedup), prompts, tokens)
+
+        results[name] = run_ranks(size, body)[0]
+        for ours, theirs in zip(results[name], expected, strict=True):
+            assert (ours - theirs).abs().max() < TOLERANCE, name
+    for ours, theirs in zip(results["scatter"], results["allreduce-dedup"], strict=True):
+        assert torch.equal(ours, theirs)  # the same sums in the same order, whoever works on a row
+
+
+def test_parts_of_all_ranks_make_the_whole(folder: Path) -> None:
+    """Every number of every parameter is on a rank; those that only one rank holds are on one."""
+    checkpoint = open_checkpoint(folder)
+    whole = checkpoint.params(dtype=torch.float32)
+    shares = [TensorShare(checkpoint.spec, rank, 2) for rank in range(2)]
+    parts = [checkpoint.params(dtype=torch.float32, part=share.param) for share in shares]
+    for name, tensor in whole.items():
+        held = [part[name] for part in parts if name in part]
+        if all(part.shape == tensor.shape for part in held):
+            continue
+        total = torch.cat([part.flatten() for part in held]).sort().values
+        assert torch.equal(total, tensor.flatten().sort().values), name
+
+
+def test_a_size_that_does_not_divide_the_heads_names_the_legal_ones(tmp_path: Path) -> None:
+    folder = write_checkpoint(AutoConfig.for_model("qwen3_moe", **(COMMON | FAMILIES["qwen3-moe"][1])), tmp_path)
+    spec = open_checkpoint(folder).spec
+    for size in (1, 2, 4, 8):
+        check_size(spec, size)
+    for size in (0, 3, 16):
+        with pytest.raises(ConfigError, match=rf"tensor_parallel_size: {size} \(one of 1, 2, 4, 8: "):
+            check_size(spec, size)
