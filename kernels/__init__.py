@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from smoe.kernels.attention import Attention, Rows
+    from smoe.kernels.combine import moe_combine
     from smoe.kernels.delta import GatedDelta
     from smoe.kernels.experts import ExpertTable, ExpertTensors
     from smoe.kernels.latent import LatentAttention
     from smoe.kernels.linear import Linear
     from smoe.kernels.memory import alloc_huge
-    from smoe.kernels.mixture import moe, moe_combine, moe_pairs
+    from smoe.kernels.mixture import moe, moe_pairs
     from smoe.kernels.mlp import GatedMLP
     from smoe.kernels.norm import LayerNorm, RMSNorm
     from smoe.kernels.router import SoftmaxRouter, topk_softmax
@@ -33,7 +34,7 @@ _HOMES = {
     "SoftmaxRouter": "router",
     "alloc_huge": "memory",
     "moe": "mixture",
-    "moe_combine": "mixture",
+    "moe_combine": "combine",
     "moe_pairs": "mixture",
     "topk_softmax": "router",
 }

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from smoe.kernels import moe_combine
 from smoe.kernels.routing import launch
 from smoe.kernels.routing.bins import sort_by_bin
 from smoe.kernels.routing.dispatch import DispatchPlan, needed_devices, pack_choices, plan_dispatch, sum_places
@@ -33,6 +34,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "sum places": lambda: sum_places(X, IDS, torch.float32),
     "sum places and residual": lambda: sum_places(X, IDS, torch.bfloat16, X),
     "permute and reduce": lambda: permute_reduce(X.expand(3, 6, 40), FIRST, torch.bfloat16, X),
+    "combine": lambda: moe_combine(torch.zeros(6, 3, 40), IDS, WEIGHTS, torch.bfloat16, X),
+    "combine one choice": lambda: moe_combine(torch.zeros(6, 1, 40), IDS[:, :1], WEIGHTS[:, :1], torch.float32),
     "one of each": lambda: plan_dispatch(IDS[:1, :1], 1),
     "one row": lambda: (gather_rows(X[:1, :1], IDS[0, :1]), scatter_rows(X[:1, :1], IDS[0, :1], X.clone())),
     "one column": lambda: permute_reduce(X[:1, :1].expand(1, 1, 1), FIRST, torch.bfloat16, X[:, :1]),
