@@ -24,6 +24,7 @@ class Run:
     submitted_s: float
     experts: ExpertStats
     lossy: bool
+    tiers: tuple[str, ...]
     emulated_link: str | None
 
 
@@ -49,7 +50,8 @@ def collect(client: EngineClient, requests: Sequence[Request], streamer: Streame
         completions.append(
             complete(request.prompt_token_ids, arrivals, text=info.has_tokenizer, logprobs=wants_logprobs)
         )
-    return Run(completions, submitted_s, client.stats().experts.since(before), info.lossy, info.emulated_link)
+    experts = client.stats().experts.since(before)
+    return Run(completions, submitted_s, experts, info.lossy, info.expert_tiers, info.emulated_link)
 
 
 def print_json(run: Run, out: TextIO) -> None:
@@ -78,6 +80,7 @@ def _object(run: Run, completion: Completion) -> dict[str, Any]:
         "stats": {
             "tokens_per_s": _decode_rate([completion]),
             "ttft_ms": _ttft_ms(run, completion),
+            "expert_tiers": list(run.tiers),
             "emulated_link": run.emulated_link,
             "expert_hits": run.experts.hits,
             "expert_misses": run.experts.misses,
@@ -85,6 +88,10 @@ def _object(run: Run, completion: Completion) -> dict[str, Any]:
             "expert_prefetched": run.experts.prefetched,
             "expert_wasted": run.experts.wasted,
             "bytes_moved": run.experts.bytes_moved,
+            "links": {
+                name: {field: getattr(run.experts, f"{name}_{field}") for field in ("transfers", "bytes", "s")}
+                for name in run.tiers
+            },
             "expert_budget_bytes": run.experts.budget_bytes,
             "expert_peak_bytes": run.experts.peak_bytes,
         },
@@ -134,7 +141,10 @@ def print_table(run: Run) -> None:
     for name, figure in rows:
         table.add_row(name, figure)
     if run.emulated_link is not None:
-        table.add_row("experts come over", f"an emulated link of {run.emulated_link}")
+        table.add_row("experts come over", f"an emulated link from {run.tiers[-1]} of {run.emulated_link}")
+    for name in run.tiers if len(run.tiers) > 1 else ():
+        transfers, nbytes = (getattr(experts, f"{name}_{field}") for field in ("transfers", "bytes"))
+        table.add_row(f"experts from {name}", f"{transfers:,}: {size(nbytes)}")
     if experts.prefetched:
         ended = f"{experts.prefetch_used:,} on time, {experts.late:,} late, {experts.wasted:,} wasted"
         table.add_row("experts prefetched", f"{experts.prefetched:,}: {ended}")

@@ -10,6 +10,7 @@ from smoe.cli.sampling import sampling_params
 from smoe.cli.values import integer, no_effect, number, read_text, token_ids
 from smoe.core.config import DEFAULT_POLICY, DTYPES, DType, EngineConfig
 from smoe.core.errors import ConfigError
+from smoe.core.expert_tier import DEFAULT_TIER
 from smoe.core.sampling import SamplingParams
 
 NAME = "generate"
@@ -44,6 +45,7 @@ def command(
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
     expert_policy: options.ExpertPolicy = None,
+    expert_tier: options.ExpertTier = DEFAULT_TIER,
     expert_link: options.ExpertLink = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
@@ -88,6 +90,7 @@ def command(
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
         expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
+        expert_tier=expert_tier,
         expert_link=expert_link,
         max_model_len=integer("max_model_len", max_model_len),
         threads=integer("threads", threads),

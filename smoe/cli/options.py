@@ -23,10 +23,22 @@ ExpertPolicy = Annotated[
         "preset: quality-first, speed-first (these change outputs).",
     ),
 ]
+ExpertTier = Annotated[
+    str,
+    typer.Option(
+        "--expert-tier",
+        metavar="TIER",
+        help="Where experts are that are not resident: disk, host (all in host memory), or host:2GiB in front of the "
+        "disk.",
+    ),
+]
 ExpertLink = Annotated[
     str | None,
     typer.Option(
-        "--expert-link", metavar="LINK", help="Emulate a slower way for experts, as 2GB/s+0.1ms; figures say so."
+        "--expert-link",
+        metavar="LINK",
+        help="Emulate a slower last link to the slots, from host memory if the tier has some, else from the disk, as "
+        "2GB/s+0.1ms; figures say so.",
     ),
 ]
 MaxModelLen = Annotated[

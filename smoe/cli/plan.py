@@ -8,6 +8,7 @@ from smoe.cli import options
 from smoe.cli.generate import dtype_of
 from smoe.cli.values import integer
 from smoe.core.config import DEFAULT_POLICY, EngineConfig
+from smoe.core.expert_tier import DEFAULT_TIER
 
 NAME = "plan"
 EXAMPLE = options.example("smoe plan --model builtin --expert-memory 25%")
@@ -18,6 +19,7 @@ def command(
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
     expert_policy: options.ExpertPolicy = None,
+    expert_tier: options.ExpertTier = DEFAULT_TIER,
     expert_link: options.ExpertLink = None,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[
@@ -32,6 +34,7 @@ def command(
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
         expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
+        expert_tier=expert_tier,
         expert_link=expert_link,
         max_model_len=integer("max_model_len", max_model_len),
         max_num_seqs=EngineConfig().max_num_seqs if seqs is None else seqs,
@@ -58,14 +61,17 @@ def command(
 
     experts = f"{plan.expert_slots:,} of {plan.num_moe_layers * plan.num_experts:,} experts"
     below = "none" if plan.all_resident else f"{checkpoint.folder} ({size(plan.experts_total_bytes)})"
+    hosted = f"{plan.host_expert_slots:,} of {plan.num_moe_layers * plan.num_experts:,} experts"
     table = Table(title=f"{checkpoint.folder.name}: {checkpoint.spec.family}, {plan.dtype}", title_justify="left")
     for column in ("what", "where", "bytes", "how much"):
         table.add_column(column, justify="right" if column == "bytes" else "left")
     table.add_row("dense weights", "memory", size(plan.dense_bytes), "")
     table.add_row("experts, resident", "memory", size(plan.experts_resident_bytes), experts)
-    table.add_row("experts, the rest", "disk" if not plan.all_resident else "-", "", below)
+    if plan.host_expert_slots:
+        table.add_row("experts, to copy from", "host memory", size(plan.host_experts_bytes), hosted)
+    table.add_row("experts, the rest", "-" if "disk" not in plan.expert_tiers else "disk", "", below)
     if not plan.all_resident:
-        link = "" if plan.emulated_link is None else f"over an emulated link of {plan.emulated_link}"
+        link = "" if plan.emulated_link is None else f"over an emulated link from {plan.expert_tiers[-1]} of {plan.emulated_link}"
         table.add_row(
             "expert policy", "lossy" if plan.lossy else "lossless", "", f"{plan.expert_policy} {link}".strip()
         )

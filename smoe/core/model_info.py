@@ -7,8 +7,9 @@ from dataclasses import dataclass
 class ModelInfo:
     """`moe_layers[i]` is the decoder layer index of the i-th MoE layer; `expert_bytes` is one expert of one layer.
 
-    `lossy`: the expert policy may change outputs. `emulated_link`: the declared link that experts come over, so that
-    every time belongs to it. `fingerprint` identifies the weights (hash of config and tensor index) in route traces and
+    `lossy`: the expert policy may change outputs. `expert_tiers`: where experts come from, the farthest first; none
+    when all are resident. `emulated_link`: the declared link from the last of them, so that every time belongs to it.
+    `fingerprint` identifies the weights (hash of config and tensor index) in route traces and
     placements.
     """
 
@@ -27,4 +28,5 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     has_tokenizer: bool
     lossy: bool = False
+    expert_tiers: tuple[str, ...] = ()
     emulated_link: str | None = None

@@ -90,6 +90,7 @@ def model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Tokenizer | 
         eos_token_ids=eos_token_ids(checkpoint.folder, spec.eos_token_ids, tokenizer),
         has_tokenizer=tokenizer is not None,
         lossy=plan.lossy,
+        expert_tiers=plan.expert_tiers,
         emulated_link=plan.emulated_link,
     )
 

@@ -13,10 +13,13 @@ class Copy(Protocol):
 
 
 class CopyEngine(Protocol):
-    """One thread copies. `source` and `target` are uint8, contiguous, of one size."""
+    """`source` and `target` are uint8, contiguous, of one size."""
 
     chunk_bytes: int
     """Transfers are cut into copies of this size, so that an urgent one gets between those of another."""
+
+    small_bytes: int
+    """Up to here the thread that asks for a transfer copies itself: waking another one takes longer."""
 
     def begin(self, target: torch.Tensor, source: torch.Tensor) -> Copy: ...
 
@@ -24,7 +27,7 @@ class CopyEngine(Protocol):
 class MemoryCopies:
     """Plain copies by the thread that asks, without the interpreter lock: they have ended when `begin` returns."""
 
-    chunk_bytes = 4 << 20
+    chunk_bytes, small_bytes = 4 << 20, 256 << 10
 
     def begin(self, target: torch.Tensor, source: torch.Tensor) -> Copy:
         assert target.nbytes == source.nbytes

@@ -34,7 +34,7 @@ class _Ticket(NamedTuple):
 class HostStore:
     """Delivers slot form (smoe.offload.shelf.SlotForm): layouts of its reads say no more than their size.
 
-    One thread does everything in steps of a chunk, urgent reads first. A miss is read into host memory and copied on
+    One thread does everything in steps of a chunk, urgent reads first; only small copies are done by `submit` itself. A miss is read into host memory and copied on
     from there: its slot of the host is a hit for the next one only once all of it has arrived. When every slot of the
     host is in use, it is read past the host memory.
     """
@@ -61,6 +61,11 @@ class HostStore:
             if self._in_flight == 0:
                 self._busy_since = time.perf_counter()
             self._in_flight += 1
+        if read.layout.room <= self._copies.small_bytes:
+            view = self._memory.try_pin(*read.view[:2])
+            if view is not None:
+                self._copy(None, read, view, 0)
+                return
         ticket = _Ticket(0 if read.urgent else 1, next(self._order), read)
         self._jobs.put((ticket, partial(self._start, ticket, read)))
 
@@ -159,8 +164,9 @@ class HostStore:
             self._memory.filled(host, tensors)
             self._copy(ticket, read, host, 0)
 
-    def _copy(self, ticket: _Ticket, read: Read, host: View, start: int) -> None:
-        """One chunk; the next one is another job, so that it waits for what has become more urgent."""
+    def _copy(self, ticket: _Ticket | None, read: Read, host: View, start: int) -> None:
+        """One chunk; the next one is another job, so that it waits for what has become more urgent. Without a ticket
+        there is no next one."""
         stop = min(start + self._copies.chunk_bytes, read.layout.room)
         target = torch.frombuffer(read.memory[start:stop], dtype=torch.uint8)
         began = time.perf_counter()
@@ -169,7 +175,7 @@ class HostStore:
             self._copy_s += time.perf_counter() - began
             self._copied_bytes += stop - start
             self._copied += stop == read.layout.room
-        if stop < read.layout.room:
+        if stop < read.layout.room and ticket is not None:
             self._jobs.put((ticket, partial(self._copy, ticket, read, host, stop)))
         else:
             self._memory.unpin(host)

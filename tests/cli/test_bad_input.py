@@ -12,6 +12,7 @@ import torch
 from tests.models import loading_folders as folders
 
 PROMPT = ("generate", "--prompt", "x")
+TIER = (*PROMPT, "--expert-memory", "25%", "--expert-tier")
 IDS = ("generate", "--prompt-token-ids")
 
 ARGUMENTS = [
@@ -43,6 +44,14 @@ ARGUMENTS = [
     ((*PROMPT, "--expert-memory", "lots"), r"expert_memory: 'lots' \(slots"),
     ((*PROMPT, "--expert-memory", "150%"), r"expert_memory: '150%' \(a fraction is at most 1"),
     ((*PROMPT, "--expert-memory", "1kB"), r"expert_memory: .*(one expert|55296|bytes)"),
+    ((*PROMPT, "--expert-tier", "host"), r"expert_tier: 'host' \(only with expert_memory below `all`"),
+    ((*TIER, "gpu"), r"expert_tier: 'gpu' \(disk, host \(all experts in host memory\) or host:BYTES"),
+    ((*TIER, "disk:1GB"), r"expert_tier: 'disk:1GB' \(disk, host"),
+    ((*TIER, "host:"), r"expert_tier: 'host:' \(disk, host"),
+    ((*TIER, "host:25%"), r"expert_tier: 'host:25%' \(disk, host"),
+    ((*TIER, "host:0"), r"expert_tier: 'host:0' \(disk, host"),
+    ((*TIER, "host:100kB"), r"expert_tier: '100000 bytes' \(at least one expert a layer: 6 of \d+ bytes each"),
+    ((*TIER, "disk", "--expert-policy", "miss=compute"), r"policies.miss: 'compute' \(experts are kept in disk"),
     ((*PROMPT, "--max-model-len", "0"), r"max_model_len: 0 \(integer >= 1\)"),
     ((*PROMPT, "--max-model-len", "5000"), r"max_model_len: 5000 \(2 to the model's 1024 positions\)"),
     ((*PROMPT, "--model", "no/such/folder"), r"no/such/folder: no such model folder"),

@@ -14,12 +14,13 @@ COMMON = ["--dtype", "--expert-memory", "--expert-policy", "--help", "--max-mode
 SAMPLING = ["--max-tokens", "--seed", "--stop", "--temperature", "--top-k", "--top-p"]
 GENERATE = [
     *("--ignore-eos", "--in-process", "--json", "--logprobs", "--prompt", "--prompt-file", "--prompt-token-ids"),
-    *("--expert-link", "--record-fraction", "--record-logits", "--record-lookahead", "--record-routes", "--threads"),
+    *("--expert-link", "--expert-tier", "--record-fraction", "--record-logits", "--record-lookahead"),
+    *("--record-routes", "--threads"),
 ]
 SURFACE = {
     "generate": sorted([*COMMON, *SAMPLING, *GENERATE]),
     "chat": sorted([*COMMON, *SAMPLING, "--in-process", "--threads"]),
-    "plan": sorted([*COMMON, "--expert-link", "--json", "--max-num-seqs"]),
+    "plan": sorted([*COMMON, "--expert-link", "--expert-tier", "--json", "--max-num-seqs"]),
     "doctor": ["--dir", "--help", "--json"],
     "bench cache": ["--help", "--in-process", "--out", "--quick", "--trace"],
     "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
