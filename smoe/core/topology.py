@@ -68,7 +68,8 @@ class Topology:
         return graph
 
     def paths(self) -> dict[tuple[int, int], list[Link]]:
-        """By (from, to), the links passed one after the other: the fastest way for a megabyte, ties by name of node.
+        """By (from, to), the links passed one after the other: the fastest way for a megabyte, ties by name of node, and
+        the same way back.
 
         Each link is turned so that `a` comes first. Raises ConfigError naming two devices without a path.
         """
@@ -78,16 +79,14 @@ class Topology:
         for _, _, edge in graph.edges(data=True):
             edge["seconds"] = edge["latency_s"] + _ROUTED_BYTES / edge["bytes_per_s"]
         graph = _in_order(graph)
-        ids = {name: device for device, name in enumerate(self.devices)}
         paths: dict[tuple[int, int], list[Link]] = {}
-        for start in self.devices:
+        for a, start in enumerate(self.devices):
             found = nx.single_source_dijkstra_path(graph, start, weight="seconds")
-            for end in self.devices:
+            for b, end in enumerate(self.devices[: a + 1]):
                 if end not in found:
-                    raise ConfigError("links", f"{start} and {end}", "connected devices")
-                nodes = found[end]
-                links = [_link(a, b, graph.edges[a, b]) for a, b in itertools.pairwise(nodes)]
-                paths[ids[start], ids[end]] = links
+                    raise ConfigError("links", f"{end} and {start}", "connected devices")
+                for pair, nodes in (((a, b), found[end]), ((b, a), found[end][::-1])):
+                    paths[pair] = [_link(*ends, graph.edges[ends]) for ends in itertools.pairwise(nodes)]
         return paths
 
     def link_class(self, a: int, b: int) -> LinkClass:
@@ -102,13 +101,14 @@ class Topology:
         return np.where(np.eye(self.num_devices, dtype=bool), 0, 1 + other)
 
     def cost(self) -> Array:
-        """[G, G] f64 seconds of link time a byte takes: summed over the links of its path, 0 on the device itself.
+        """[G, G] f64 seconds of link time a byte takes: summed over the links of its path; symmetric, 0 on the diagonal.
 
         What one link carries another byte has to wait for, so this is the cost to everybody, not to the byte.
         """
         cost = np.zeros((self.num_devices, self.num_devices))
-        for pair, links in self.paths().items():
-            cost[pair] = sum(1.0 / link.bytes_per_s for link in links)
+        for (a, b), links in self.paths().items():
+            if a < b:
+                cost[a, b] = cost[b, a] = sum(1.0 / link.bytes_per_s for link in links)
         return cost
 
     def validate(self) -> None:
