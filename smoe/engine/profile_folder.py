@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoe.core.errors import ConfigError, TraceError
+from smoe.core.errors import ConfigError
 from smoe.core.route_parts import Place, find_sequences, join_parts
+from smoe.core.work_folder import open_work_folder
 
-_ARGUMENTS, _ENDED = "arguments.json", "ended.jsonl"
+_ENDED = "ended.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,9 @@ class ProfileFolder:
             raise ConfigError("out", str(out), "a file that does not exist yet")
         if not out.parent.is_dir():
             raise ConfigError("out", str(out), "in a folder that exists")
-        file = self.path / _ARGUMENTS
-        self.resumed = file.exists()
+        self.resumed = open_work_folder(self.path, arguments)
         if self.resumed:
-            self._check_same(file, arguments)
             self._drop_half_line()
-        else:
-            self.path.mkdir(exist_ok=True)
-            unfinished = file.with_suffix(".tmp")
-            unfinished.write_text(json.dumps(arguments, indent=1, sort_keys=True) + "\n")
-            unfinished.rename(file)
 
     def kept(self) -> Kept:
         """Raises TraceError for a part that cannot be read."""
@@ -71,17 +65,6 @@ class ProfileFolder:
         """Writes the trace, whole or not at all, and removes the folder."""
         join_parts(self._out, places, labels)
         shutil.rmtree(self.path)
-
-    def _check_same(self, file: Path, arguments: dict[str, Any]) -> None:
-        try:
-            begun = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise TraceError(f"{file}: {error}") from error
-        for field in sorted(arguments.keys() | begun.keys()):
-            ours, theirs = arguments.get(field), begun.get(field)
-            if ours != theirs:
-                limit = f"{theirs!r}, with which {self.path} was begun; remove that folder to begin anew"
-                raise ConfigError(field, ours, limit)
 
     def _read_ended(self) -> tuple[dict[str, int], dict[str, str]]:
         rows: dict[str, int] = {}
