@@ -189,12 +189,13 @@ def _of(at: Array, traffic: Array, pull: Array, cost: Array) -> float:
 
 def _of_many(at: Array, traffic: Array, pull: Array, cost: Array) -> Array:
     """[N] seconds, summed cluster by cluster so that memory stays a few vectors of N."""
+    both = traffic + traffic.T
     seconds = np.zeros(len(at))
     for a in range(at.shape[1]):
         seconds += pull[a, at[:, a]]
-        for b in range(at.shape[1]):
-            if traffic[a, b]:
-                seconds += traffic[a, b] * cost[at[:, a], at[:, b]]
+        for b in range(a):
+            if both[a, b]:
+                seconds += both[a, b] * cost[at[:, a], at[:, b]]
     return seconds
 
 

@@ -68,10 +68,10 @@ class Topology:
         return graph
 
     def paths(self) -> dict[tuple[int, int], list[Link]]:
-        """By (from, to), the links passed one after the other: the fastest way for a megabyte, ties by name of node, and
-        the same way back.
+        """By (from, to), the links passed one after the other: the fastest way for a megabyte, ties by name of node.
 
-        Each link is turned so that `a` comes first. Raises ConfigError naming two devices without a path.
+        The way back is the same; each link is turned so that `a` comes first. Raises ConfigError naming two devices
+        without a path.
         """
         import networkx as nx
 
@@ -101,7 +101,7 @@ class Topology:
         return np.where(np.eye(self.num_devices, dtype=bool), 0, 1 + other)
 
     def cost(self) -> Array:
-        """[G, G] f64 seconds of link time a byte takes: summed over the links of its path; symmetric, 0 on the diagonal.
+        """[G, G] f64 seconds of link time a byte takes, summed over the links of its path: symmetric, diagonal 0.
 
         What one link carries another byte has to wait for, so this is the cost to everybody, not to the byte.
         """

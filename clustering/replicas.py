@@ -1,0 +1,126 @@
+"""Copies of hot experts in spare slots of one layer: for balance first, then to keep activations at home.
+
+An expert's activations are shared evenly by the devices that hold it, as EPLB counts them.
+
+Axes: E experts, G devices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smoe.core.errors import ConfigError
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replicas:
+    """`copies[g]`: the experts that device g holds besides its own, in the order chosen, as
+    `placement_build.with_replicas` wants them; `on_device` [E, G] bool with them.
+
+    Load is the busiest device's activations over the mean. `local_*`: the share of activations on a device that holds
+    their expert."""
+
+    copies: tuple[tuple[int, ...], ...]
+    on_device: Array
+    load_before: float
+    load_after: float
+    local_before: float
+    local_after: float
+
+
+def choose_replicas(
+    on_device: Array, activations: Array, extra_slots: Sequence[int], *, allowed_load: float = 1.05
+) -> Replicas:
+    """Fills every spare slot. `on_device` [E, G] bool: who holds what now. `activations` [E, G]: those of an expert by
+    the device where its token is. `extra_slots` [G].
+
+    While the load is above `allowed_load`, the copy that lowers the busiest device most is taken, or failing that the
+    one that evens out the devices most; then, of the copies that keep the load there, the one that keeps most
+    activations at home. The last slots may have no harmless copy left; the least harmful one fills them.
+
+    Raises ConfigError for slots that no expert can fill, values that are not counts and a limit below 1.
+    """
+    held = on_device.astype(bool).copy()
+    _check(held, activations, extra_slots, allowed_load)
+    demand = activations.sum(axis=1, dtype=np.float64)
+    room = np.asarray(extra_slots, dtype=np.int64).copy()
+    copies: list[list[int]] = [[] for _ in extra_slots]
+    before = _measure(held, activations)
+    limit = allowed_load * demand.sum() / len(extra_slots)
+    while room.any():
+        expert, device = _next_copy(held, demand, activations, room, limit)
+        held[expert, device] = True
+        copies[device].append(expert)
+        room[device] -= 1
+    after = _measure(held, activations)
+    return Replicas(
+        copies=tuple(tuple(experts) for experts in copies),
+        on_device=held,
+        load_before=before[0],
+        load_after=after[0],
+        local_before=before[1],
+        local_after=after[1],
+    )
+
+
+def device_load(on_device: Array, demand: Array) -> Array:
+    """[G] activations computed by each device when `demand` [E] is shared evenly by the holders."""
+    return np.asarray((demand / on_device.sum(axis=1)) @ on_device)
+
+
+def _next_copy(held: Array, demand: Array, activations: Array, room: Array, limit: float) -> tuple[int, int]:
+    """The best (expert, device) with room for it, ties to the lowest ids."""
+    load = device_load(held, demand)
+    experts, devices = np.nonzero(~held & (room > 0))
+    holders = held.sum(axis=1)
+    # A new holder takes an equal part of what each of the others has.
+    relief = demand / holders - demand / (holders + 1)
+    loads = load - held[experts] * relief[experts, None]
+    loads[np.arange(len(experts)), devices] += (demand / (holders + 1))[experts]
+    highest, spread = loads.max(axis=1), (loads**2).sum(axis=1)
+    kept_home = activations[experts, devices]
+    bound = max(limit, load.max())
+    if load.max() > limit:
+        better = np.flatnonzero((highest <= bound) & (spread < (load**2).sum()))
+        order = np.lexsort((-kept_home[better], spread[better], highest[better]))
+    else:
+        better = np.flatnonzero(highest <= bound)
+        order = np.lexsort((highest[better], -kept_home[better]))
+    if not len(better):
+        better, order = np.arange(len(experts)), np.lexsort((-kept_home, spread, highest))
+    best = better[order[0]]
+    return int(experts[best]), int(devices[best])
+
+
+def _measure(held: Array, activations: Array) -> tuple[float, float]:
+    """Load and local share; a layer without activations is balanced and has nothing that could be remote."""
+    total = float(activations.sum())
+    if total == 0:
+        return 1.0, 1.0
+    load = device_load(held, activations.sum(axis=1, dtype=np.float64))
+    return float(load.max() / load.mean()), float((activations * held).sum() / total)
+
+
+def _check(held: Array, activations: Array, extra_slots: Sequence[int], allowed_load: float) -> None:
+    experts, devices = held.shape
+    if activations.shape != held.shape:
+        raise ConfigError("activations", list(activations.shape), f"[{experts}, {devices}]")
+    wrong = ~((activations >= 0) & np.isfinite(activations))
+    if wrong.any():
+        expert, device = (int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
+        raise ConfigError(f"activations[{expert}, {device}]", activations[expert, device].item(), "a count")
+    if not held.any(axis=1).all():
+        raise ConfigError("on_device", f"expert {int((~held.any(axis=1)).argmax())} nowhere", "every expert somewhere")
+    if len(extra_slots) != devices:
+        raise ConfigError("extra_slots", list(extra_slots), f"one number for each of {devices} devices")
+    for device, extra in enumerate(extra_slots):
+        lacking = int((~held[:, device]).sum())
+        if not 0 <= extra <= lacking:
+            raise ConfigError(f"extra_slots[{device}]", extra, f"0 to the {lacking} experts that it does not hold")
+    if not allowed_load >= 1:
+        raise ConfigError("allowed_load", allowed_load, "1 or above: the busiest device over the mean")
