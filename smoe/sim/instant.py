@@ -13,6 +13,7 @@ from smoe.offload.policies.base import Deaf
 from smoe.offload.policies.protocols import Array, Key, PolicySet, Reason, Routing
 from smoe.offload.policies.waiting import Wait
 
+MOST_SETS = 4096
 FEW = 12
 """Up to here looking through a list is as fast as looking into a set."""
 
@@ -39,12 +40,17 @@ class InstantCache:
         self._num_slots, self._floor = num_slots, floor
         self._max_background = max(1, num_slots // len(layers)) if max_background is None else max_background
         self._eviction, self._prefetch = policies.eviction, policies.prefetch
+        # Looked up once: these are called for every expert that comes and goes.
+        self._victim, self._admit, self._forget = self._eviction.victim, self._eviction.admit, self._eviction.forget
+        self._evictable = self._may_go
         self._next_layer = dict(zip(layers, [*layers[1:], layers[0]], strict=True))
         self._resident: dict[int, set[int]] = {layer: set() for layer in layers}  # in flight ones included
         self._unused: dict[int, set[int]] = {layer: set() for layer in layers}
         self._brought: dict[int, dict[int, int]] = {layer: {} for layer in layers}
         self._held, self._owed = dict.fromkeys(layers, 0), floor * len(layers)
-        self._may_lose: dict[int, Sequence[int]] = {}
+        # Layers above their floors as a set of bits, and for each such set met, which those are.
+        self._bit = {layer: 1 << place for place, layer in enumerate(layers)}
+        self._above, self._may_lose = 0, dict[int, list[int]]()
         self._free = self._least_free = num_slots
         self._epoch = 1
         # Not to be evicted: these of the layer that runs, and what is on its way for later layers.
@@ -192,25 +198,24 @@ class InstantCache:
     def _bring(self, layer: int, expert: int, reason: Reason) -> bool:
         """Whether a slot could be had; then it is the expert's."""
         if not self._free or not self._take_free(layer):
-            may_lose = self._may_lose.get(layer)
-            if may_lose is None:
-                may_lose = self._may_lose[layer] = self._find_may_lose(layer)
-            victim = self._eviction.victim(may_lose, self._may_go, (layer, expert), reason)
+            may_lose = self._may_lose.get(self._above | self._bit[layer]) or self._find_may_lose(layer)
+            victim = self._victim(may_lose, self._evictable, (layer, expert), reason)
             if victim is None:
                 return False
             loser, gone = victim
             self._resident[loser].remove(gone)
-            self._eviction.forget(loser, gone)
+            self._forget(loser, gone)
             self.evictions += 1
-            if gone in self._unused[loser]:
-                self._unused[loser].remove(gone)
+            unused = self._unused[loser]
+            if gone in unused:
+                unused.remove(gone)
                 self.wasted += 1
             if loser != layer:
                 self._hold(loser, -1)
                 self._hold(layer, 1)
         self._resident[layer].add(expert)
         self._brought[layer][expert] = self._epoch
-        self._eviction.admit(layer, expert, reason)
+        self._admit(layer, expert, reason)
         return True
 
     def _may_go(self, layer: int, expert: int) -> bool:
@@ -227,16 +232,18 @@ class InstantCache:
         self._hold(layer, 1)
         return True
 
-    def _find_may_lose(self, wants: int) -> Sequence[int]:
-        floor = self._floor
-        return [layer for layer, held in self._held.items() if layer == wants or held > floor]
+    def _find_may_lose(self, wants: int) -> list[int]:
+        among = self._above | self._bit[wants]
+        if len(self._may_lose) > MOST_SETS:
+            self._may_lose.clear()
+        found = self._may_lose[among] = [layer for layer, bit in self._bit.items() if bit & among]
+        return found
 
     def _hold(self, layer: int, change: int) -> None:
         """`change` is 1 or -1."""
-        after = self._held[layer] + change
-        self._held[layer] = after
-        most = after if change > 0 else after + 1
-        if most <= self._floor:
+        before, floor = self._held[layer], self._floor
+        self._held[layer] = after = before + change
+        if min(before, after) < floor:
             self._owed -= change
-        elif most == self._floor + 1:
-            self._may_lose.clear()
+        elif min(before, after) == floor:
+            self._above ^= self._bit[layer]

@@ -1,7 +1,7 @@
 """The passes to come, for policies that only a simulation can have."""
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,9 @@ from smoe.offload.policies.protocols import Key
 
 NEVER = np.iinfo(np.int32).max
 """The pass of the next use of what is not used again."""
+
+BLOCK = 1024
+"""Passes that are turned into lists together."""
 
 Ints = npt.NDArray[np.integer]
 
@@ -33,6 +36,8 @@ class Future:
         passes = pass_of[firsts]
         first_keys: list[Key] = list(zip(self.layers[passes].tolist(), self.experts[firsts].tolist(), strict=True))
         self.first_uses: dict[Key, int] = dict(zip(first_keys, passes.tolist(), strict=True))
+        self._block = -1
+        self._lists: list[tuple[int, list[int], list[int]]] = []
 
     @classmethod
     def of(cls, passes: Iterable[tuple[int, Iterable[int]]]) -> "Future":
@@ -47,18 +52,28 @@ class Future:
 
     def experts_of(self, number: int) -> list[int]:
         """Demanded by pass `number`; none after the last."""
-        if number >= len(self.layers):
-            return []
-        experts: list[int] = self.experts[self.starts[number] : self.starts[number + 1]].tolist()
-        return experts
+        return self._look(number)[1] if number < len(self.layers) else []
 
     def next_uses_of(self, number: int) -> list[int]:
         """Of each of `experts_of(number)`, the pass that demands it next after `number`, or NEVER."""
-        uses: list[int] = self._next[self.starts[number] : self.starts[number + 1]].tolist()
-        return uses
+        return self._look(number)[2] if number < len(self.layers) else []
 
     def check(self, number: int, layer: int) -> None:
         """Raises RuntimeError unless pass `number` is one of `layer`: the run is not the one foreseen."""
-        if number >= len(self.layers) or self.layers[number] != layer:
+        if number >= len(self.layers) or self._look(number)[0] != layer:
             foreseen = f"layer {self.layers[number]}" if number < len(self.layers) else "the end"
             raise RuntimeError(f"pass {number} is layer {layer}, foreseen was {foreseen}")
+
+    def _look(self, number: int) -> tuple[int, list[int], list[int]]:
+        """Layer, experts and their next uses, by plain lists: this is asked for every pass."""
+        block, place = divmod(number, BLOCK)
+        if block != self._block:
+            first, last = block * BLOCK, min((block + 1) * BLOCK, len(self.layers))
+            starts = (self.starts[first : last + 1] - self.starts[first]).tolist()
+            among = slice(self.starts[first], self.starts[last])
+            experts, uses = self.experts[among].tolist(), self._next[among].tolist()
+            spans = [slice(a, b) for a, b in pairwise(starts)]
+            layers = self.layers[first:last].tolist()
+            self._lists = [(layer, experts[s], uses[s]) for layer, s in zip(layers, spans, strict=True)]
+            self._block = block
+        return self._lists[place]

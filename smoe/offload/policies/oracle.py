@@ -17,7 +17,8 @@ class Oracle:
     needs_lookahead = False
 
     def __init__(self, future: Future, *, num_experts: int, accuracy: float = 1.0, seed: int = 0) -> None:
-        self._future, self._num_experts, self._accuracy = future, num_experts, accuracy
+        self._future, self._accuracy = future, accuracy
+        self._everyone = frozenset(range(num_experts))
         self._random = Random(seed)
         self._observed = 0
         self._last: Routing | None = None
@@ -33,10 +34,12 @@ class Oracle:
         if not experts:
             return ()
         self._future.check(following, next_layer)
-        others = sorted(set(range(self._num_experts)) - set(experts))
+        left, others = len(self._everyone) - len(experts), list[int]()
         named = []
         for expert in experts:
-            if others and self._random.random() >= self._accuracy:
-                expert = others.pop(self._random.randrange(len(others)))
+            if left and self._random.random() >= self._accuracy:
+                others = others or sorted(self._everyone.difference(experts))
+                expert = others.pop(self._random.randrange(left))
+                left -= 1
             named.append((next_layer, expert))
         return named

@@ -16,57 +16,81 @@ class Queue:
     """Keys in the order in which they were last appended."""
 
     def __init__(self) -> None:
-        self._clock = 0
-        self._all: OrderedDict[Key, int] = OrderedDict()
-        self._of_layer: defaultdict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)
+        self._clock = self._size = 0
+        # Dicts are in order of insertion. The one over all layers exists from the first time that it is asked for.
+        self._ages: defaultdict[int, dict[int, int]] = defaultdict(dict)  # layer -> expert -> clock
+        self._all: OrderedDict[Key, None] | None = None
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._all
+        return key[1] in self._ages[key[0]]
 
     def __len__(self) -> int:
-        return len(self._all)
+        return self._size
 
     def append(self, layer: int, experts: Iterable[int]) -> None:
         """To the young end, in this order, whether in the queue already or not."""
-        everyone, own = self._all, self._of_layer[layer]
+        ages, everyone, clock = self._ages[layer], self._all, self._clock
         for expert in experts:
-            self._clock += 1
-            key = (layer, expert)
-            everyone[key] = self._clock
-            everyone.move_to_end(key)
-            own[expert] = None
-            own.move_to_end(expert)
+            clock += 1
+            if expert in ages:
+                del ages[expert]
+            else:
+                self._size += 1
+            ages[expert] = clock
+            if everyone is not None:
+                key = (layer, expert)
+                everyone[key] = None
+                everyone.move_to_end(key)
+        self._clock = clock
 
     def remove(self, layer: int, expert: int) -> None:
-        del self._all[layer, expert]
-        del self._of_layer[layer][expert]
+        del self._ages[layer][expert]
+        self._size -= 1
+        if self._all is not None:
+            del self._all[layer, expert]
 
     def keys(self, layer: int | None = None) -> list[Key]:
         """Oldest first, of all layers or of one."""
-        return list(self._all) if layer is None else [(layer, expert) for expert in self._of_layer[layer]]
+        return list(self._everyone()) if layer is None else [(layer, expert) for expert in self._ages[layer]]
 
     def oldest(self) -> Key:
-        return next(iter(self._all))
+        return next(iter(self._everyone()))
 
     def earliest(self, keys: Sequence[Key]) -> Key | None:
         """The oldest of some that are in the queue."""
-        return min(keys, key=self._all.__getitem__, default=None)
+        return min(keys, key=self._age, default=None)
 
     def first(self, layers: Sequence[int], evictable: Evictable) -> Key | None:
         """The oldest that is evictable, of `layers`."""
+        if len(layers) == 1:
+            layer = layers[0]
+            for expert in self._ages[layer]:
+                if evictable(layer, expert):
+                    return layer, expert
+            return None
         if len(layers) > FEW_LAYERS:
-            for layer, expert in self._all:
+            for layer, expert in self._everyone():
                 if layer in layers and evictable(layer, expert):
                     return layer, expert
             return None
         best, best_age = None, self._clock + 1
         for layer in layers:
-            for expert in self._of_layer[layer]:
+            for expert, age in self._ages[layer].items():
+                if age > best_age:
+                    break
                 if evictable(layer, expert):
-                    if (age := self._all[layer, expert]) < best_age:
-                        best, best_age = (layer, expert), age
+                    best, best_age = (layer, expert), age
                     break
         return best
+
+    def _age(self, key: Key) -> int:
+        return self._ages[key[0]][key[1]]
+
+    def _everyone(self) -> OrderedDict[Key, None]:
+        if self._all is None:
+            keys = [(layer, expert) for layer, ages in self._ages.items() for expert in ages]
+            self._all = OrderedDict.fromkeys(sorted(keys, key=self._age))
+        return self._all
 
 
 Entry = tuple[Any, Key, int]
@@ -80,10 +104,12 @@ class Heap:
 
     def __init__(self, scores: Mapping[Key, Any]) -> None:
         """`scores` is looked into, not copied; it has every key that is in the heap."""
-        self._score, self._pushes = scores.__getitem__, 0
+        self._scores, self._pushes = scores, 0
         self._live: dict[Key, int] = {}
-        # A heap of one layer, or under None of all, exists from the first time that it is asked for.
+        # A heap of one layer, or under None of all, exists from the first time that it is asked for. What was on top and
+        # could not be evicted lies aside: a pass holds the same ones each time it asks.
         self._heaps: dict[int | None, list[Entry]] = {}
+        self._aside: dict[int | None, list[Entry]] = {}
         self._rebuilt_at = 0  # pushes then
 
     def __contains__(self, key: Key) -> bool:
@@ -91,24 +117,36 @@ class Heap:
 
     def push(self, key: Key) -> None:
         """A new key, or one whose score has fallen."""
-        self._pushes += 1
-        self._live[key] = self._pushes
-        if self._pushes - self._rebuilt_at > 4 * len(self._live) + 64:
+        self._pushes = pushes = self._pushes + 1
+        self._live[key] = pushes
+        if pushes - self._rebuilt_at > 4 * len(self._live) + 64:
             self.rebuild()
             return
-        entry = (self._score(key), key, self._pushes)
-        for which in (None, key[0]):
-            if which in self._heaps:
-                heappush(self._heaps[which], entry)
+        heaps, layer = self._heaps, key[0]
+        entry = (self._scores[key], key, pushes)
+        if layer in heaps:
+            heappush(heaps[layer], entry)
+        if None in heaps:
+            heappush(heaps[None], entry)
 
     def remove(self, key: Key) -> None:
         del self._live[key]
 
     def rebuild(self) -> None:
         """After many scores have fallen; drops what removed keys left behind."""
-        self._rebuilt_at = self._pushes
-        for which in self._heaps:
-            self._heaps[which] = self._entries(which)
+        self._rebuilt_at, scores = self._pushes, self._scores
+        heaps: dict[int | None, list[Entry]] = {which: [] for which in self._heaps}
+        nobody: list[Entry] = []
+        everyone = heaps.get(None)
+        for key, push in self._live.items():
+            entry = (scores[key], key, push)
+            heaps.get(key[0], nobody).append(entry)
+            if everyone is not None:
+                everyone.append(entry)
+        for heap in heaps.values():
+            heapify(heap)
+        self._heaps = heaps
+        self._aside = {which: [] for which in heaps}
 
     def first(self, layers: Sequence[int], evictable: Evictable) -> Key | None:
         """The evictable key of `layers` with the smallest score; of equal ones the smallest key."""
@@ -117,33 +155,54 @@ class Heap:
 
     def first_entry(self, layers: Sequence[int], evictable: Evictable) -> Entry | None:
         """Score and key of `first`."""
+        if len(layers) == 1:
+            return self._first(layers[0], layers, evictable)
         if len(layers) > FEW_LAYERS:
             return self._first(None, layers, evictable)
         entries = [self._first(layer, layers, evictable) for layer in layers]
-        return min((entry for entry in entries if entry is not None), default=None)
+        return min([entry for entry in entries if entry is not None], default=None)
 
     def _first(self, which: int | None, layers: Sequence[int], evictable: Evictable) -> Entry | None:
-        if which not in self._heaps:
-            self._heaps[which] = self._entries(which)
-        heap, live, score_of = self._heaps[which], self._live, self._score
-        aside, found = [], None
+        heap = self._heaps.get(which)
+        if heap is None:
+            heap = self._heaps[which] = self._entries(which)
+            self._aside[which] = []
+        live, scores = self._live, self._scores
+        if self._aside[which]:
+            self._take_back(which, evictable)
+        aside, elsewhere, found = self._aside[which], [], None
         while heap:
             entry = heap[0]
             score, key, push = entry
             if live.get(key) != push:
                 heappop(heap)
-            elif (now := score_of(key)) != score:
+            elif (now := scores[key]) != score:
                 heapreplace(heap, (now, key, push))
-            elif key[0] in layers and evictable(*key):
+            elif which is None and key[0] not in layers:
+                elsewhere.append(heappop(heap))
+            elif evictable(*key):
                 found = entry
                 break
             else:
                 aside.append(heappop(heap))
-        for entry in aside:
+        for entry in elsewhere:
             heappush(heap, entry)
         return found
 
+    def _take_back(self, which: int | None, evictable: Evictable) -> None:
+        """What can be evicted now."""
+        heap, live, kept = self._heaps[which], self._live, []
+        for entry in self._aside[which]:
+            _, key, push = entry
+            if live.get(key) == push:
+                if evictable(*key):
+                    heappush(heap, entry)
+                else:
+                    kept.append(entry)
+        self._aside[which] = kept
+
     def _entries(self, which: int | None) -> list[Entry]:
-        entries = [(self._score(key), key, push) for key, push in self._live.items() if which in (None, key[0])]
+        scores = self._scores
+        entries = [(scores[key], key, push) for key, push in self._live.items() if which is None or which == key[0]]
         heapify(entries)
         return entries
