@@ -54,10 +54,8 @@ class HostMemory:
     def try_pin(self, layer: int, expert: int) -> View | None:
         """A pinned view of the expert if it is here, which counts as a use."""
         with self._lock:
-            if self._residency.ask(layer, [expert]):
-                return None
-            (view,) = self._residency.pin(layer, [expert])
-            return view
+            views = self._pin(layer, [expert])
+            return views[0] if views else None
 
     def try_reserve(self, layer: int, expert: int) -> View | None:
         """A slot for an expert that is not here. None while all of them are in use, or if it is on its way already."""
@@ -92,12 +90,9 @@ class HostMemory:
 
     def hold(self, layer: int, experts: Sequence[int]) -> frozenset[int]:
         with self._lock:
-            views = self._residency.pin(layer, experts)
-            found = [view.expert for view in views]
-            if found:
-                self._eviction.touch(layer, found)
+            views = self._pin(layer, experts)
         self._held += views
-        return frozenset(found)
+        return frozenset(view.expert for view in views)
 
     def release(self) -> None:
         with self._lock:
@@ -118,6 +113,12 @@ class HostMemory:
             for layer, expert2slot in self._expert2slot.items():
                 if any(expert2slot[expert] != slot for expert, slot in self._residency.resident(layer).items()):
                     raise RuntimeError(f"host expert slots of layer {layer} differ from the residency")
+
+    def _pin(self, layer: int, experts: Sequence[int]) -> list[View]:
+        views = self._residency.pin(layer, experts)
+        if views:
+            self._eviction.touch(layer, [view.expert for view in views])
+        return views
 
     def close(self) -> None:
         self._tables.clear()

@@ -1,0 +1,269 @@
+"""Experts through host memory: copies, misses, evictions, failures and what is held."""
+
+import queue
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smoe.core.errors import StoreError
+from smoe.kernels import alloc_huge, moe_pairs
+from smoe.offload.bank import OffloadedBank
+from smoe.offload.cache import View
+from smoe.offload.copies import MemoryCopies
+from smoe.offload.host import HostMemory
+from smoe.offload.host_store import HostStore, fill_all
+from smoe.offload.policies.catalog import Geometry
+from smoe.offload.policies.spec import parse_policies
+from smoe.offload.shelf import Shelf, SlotForm
+from smoe.offload.store import DiskStore, Read
+from tests.offload.stores import GatedStore, InstantStore, ShuffledStore
+from tests.offload.support import ExpertFiles, apply, random_calls
+
+DTYPES = [torch.bfloat16, torch.float32]
+FP16 = torch.float16  # no kernels for it: experts are converted
+
+
+class Tier:
+    """A HostStore of `slots` a layer over `below`, and reads of it one at a time."""
+
+    def __init__(self, files: ExpertFiles, slots: int, below, *, dtype=torch.bfloat16, copies=None):
+        self.shelf = Shelf(files.spec, files.source, dtype)
+        self.above = SlotForm(self.shelf)
+        self.memory = HostMemory(self.shelf, slots * len(files.moe_layers), poison=True)
+        self.store = HostStore(self.shelf, self.memory, below, copies)
+        self.ended: queue.SimpleQueue[Read] = queue.SimpleQueue()
+
+    def begin(self, layer: int, expert: int, *, urgent: bool = True) -> torch.Tensor:
+        slot = alloc_huge(self.above.slot_bytes)
+        read = Read(self.above.layout(layer, expert), slot.numpy().data, View(layer, expert, 0, 0), self.ended.put)
+        read.urgent = urgent
+        self.store.submit(read)
+        return slot
+
+    def fetch(self, layer: int, expert: int):
+        """Its tensors, after one read. Raises the read's error."""
+        slot = self.begin(layer, expert)
+        read = self.ended.get()
+        if read.error is not None:
+            raise read.error
+        return self.above.view(layer, expert, slot)
+
+    def close(self) -> None:
+        self.memory.check_integrity()
+        self.store.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ExpertFiles:
+    return ExpertFiles(tmp_path)
+
+
+def expected(files: ExpertFiles, dtype: torch.dtype, layer: int, expert: int):
+    bank = files.resident(dtype)
+    return bank._tables[layer].tensors(expert)
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a[:3], b[:3], strict=True))
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, FP16], ids=str)
+def test_a_miss_is_read_once_and_then_copied(tmp_path: Path, stored: torch.dtype) -> None:
+    files = ExpertFiles(tmp_path, stored=stored)
+    below = InstantStore()
+    tier = Tier(files, 3, below)
+    for _ in range(3):
+        assert same(tier.fetch(2, 5), expected(files, torch.bfloat16, 2, 5))
+    assert below.submitted == [(2, 5)]
+    (host,) = tier.store.stats().links
+    assert (host.name, host.transfers, host.nbytes) == ("host", 3, 3 * tier.above.layout(2, 5).room)
+    tier.close()
+
+
+def test_the_one_used_longest_ago_makes_room(files: ExpertFiles) -> None:
+    below = InstantStore()
+    tier = Tier(files, 2, below)
+    for expert in (0, 1, 0, 2, 0, 1):
+        tier.fetch(1, expert)
+    # Six slots are shared; two of them are safe for each of the other layers.
+    assert below.submitted == [(1, 0), (1, 1), (1, 2), (1, 1)]
+    tier.close()
+
+
+def test_two_links_are_counted_each(files: ExpertFiles) -> None:
+    shelf = Shelf(files.spec, files.source, torch.bfloat16)
+    tier = Tier(files, 1, DiskStore(shelf.layouts))
+    for expert in (0, 0, 1, 1, 1):
+        tier.fetch(4, expert)
+    stats = tier.store.stats()
+    disk, host = stats.links
+    assert (disk.name, disk.transfers, host.transfers, stats.reads) == ("disk", 2, 5, 5)
+    assert disk.nbytes == sum(shelf.layout(4, e).room for e in (0, 1))
+    assert stats.bytes_read == host.nbytes == sum(tier.above.layout(4, e).room for e in (0, 0, 1, 1, 1))
+    assert 0 < disk.busy_s
+    assert 0 < host.busy_s <= stats.busy_s
+    assert 0 < stats.peak_bytes <= stats.budget_bytes
+    tier.close()
+    tier.store.close()
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, FP16], ids=str)
+def test_a_failed_fill_is_no_hit_afterwards(tmp_path: Path, stored: torch.dtype) -> None:
+    files, broken = ExpertFiles(tmp_path, stored=stored), True
+    tier = Tier(files, 1, InstantStore(lambda read: broken))
+    for _ in range(2):
+        with pytest.raises(StoreError, match="refused"):
+            tier.fetch(1, 3)
+        assert tier.memory.hold(1, [3]) == frozenset()
+        assert all((tier.memory.arena.tensor(slot) == 0xFF).all() for slot in range(3))
+    broken = False
+    assert same(tier.fetch(1, 3), expected(files, torch.bfloat16, 1, 3))
+    assert tier.store.stats().failures == 2
+    tier.close()
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, FP16], ids=str)
+def test_held_experts_stay_and_others_are_read_past_them(tmp_path: Path, stored: torch.dtype) -> None:
+    files = ExpertFiles(tmp_path, stored=stored)
+    below = InstantStore()
+    tier = Tier(files, 1, below)
+    for layer in files.moe_layers:
+        tier.fetch(layer, 2)
+        assert tier.memory.hold(layer, [1, 2, 6]) == {2}
+    for _ in range(2):
+        assert same(tier.fetch(1, 4), expected(files, torch.bfloat16, 1, 4))
+    assert below.submitted[3:] == [(1, 4), (1, 4)]
+    slot = tier.memory.expert2slot(1)[2]
+    assert same(tier.memory.table(1).tensors(slot), expected(files, torch.bfloat16, 1, 2))
+    tier.memory.release()
+    tier.fetch(1, 4)
+    tier.fetch(1, 4)
+    assert below.submitted[3:] == [(1, 4)] * 3
+    tier.close()
+
+
+def test_what_is_held_computes_the_same_bits(files: ExpertFiles) -> None:
+    resident = files.resident(torch.float32)
+    tier = Tier(files, 7, InstantStore(), dtype=torch.float32)
+    for layer in files.moe_layers:
+        for expert in range(files.num_experts):
+            tier.fetch(layer, expert)
+    for call in random_calls(files, torch.float32, [1, 5]):
+        experts = sorted(set(call.ids_TK.flatten().tolist()))
+        assert tier.memory.hold(call.layer, experts) == set(experts)
+        outs = []
+        for table, slots in (
+            (tier.memory.table(call.layer), tier.memory.expert2slot(call.layer)[call.ids_TK.numpy()]),
+            (resident._tables[call.layer], call.ids_TK.numpy()),
+        ):
+            outs.append(torch.full((*call.ids_TK.shape, files.hidden), torch.nan))
+            moe_pairs(call.x_TD, torch.from_numpy(np.ascontiguousarray(slots)), table, outs[-1])
+        assert torch.equal(*outs)
+        tier.memory.release()
+    tier.close()
+
+
+def test_an_expert_on_its_way_is_not_a_hit(files: ExpertFiles) -> None:
+    below = GatedStore(lambda key: key == (1, 0))
+    tier = Tier(files, 2, below)
+    first, second = tier.begin(1, 0), tier.begin(1, 0)
+    tier.fetch(1, 1)  # comes through although the first is still on its way
+    assert tier.memory.hold(1, [0, 1]) == {1}
+    tier.memory.release()
+    below.release()
+    assert {tier.ended.get().error for _ in range(2)} == {None}
+    for slot in (first, second):
+        assert same(tier.above.view(1, 0, slot), expected(files, torch.bfloat16, 1, 0))
+    tier.close()
+
+
+def bank_over(files: ExpertFiles, store: HostStore, shelf: Shelf) -> OffloadedBank:
+    geometry = Geometry(layers=files.moe_layers, num_experts=files.num_experts, top_k=files.top_k)
+    policies = parse_policies("evict=random,prefetch=follow").build(geometry)
+    return OffloadedBank(shelf, store, policies, num_slots=2 * len(files.moe_layers), floor=2, poison=True)
+
+
+class SteppedCopies(MemoryCopies):
+    """Copies of two pages each, noted; the first one of all waits until `go` is set."""
+
+    chunk_bytes, small_bytes = 2 * 4096, 0
+
+    def __init__(self) -> None:
+        self.began, self.go, self.targets = threading.Event(), threading.Event(), []
+
+    def begin(self, target, source):
+        self.began.set()
+        assert self.go.wait(10)
+        self.targets.append(target.data_ptr())
+        return super().begin(target, source)
+
+
+def test_an_urgent_copy_goes_between_the_pieces_of_another(tmp_path: Path) -> None:
+    files, copies = ExpertFiles(tmp_path, hidden=200, ffn=120), SteppedCopies()
+    tier = Tier(files, 7, None, copies=copies)
+    fill_all(tier.shelf, tier.memory, InstantStore())
+    background = tier.begin(1, 0, urgent=False)
+    assert copies.began.wait(10)
+    urgent = tier.begin(2, 3)
+    copies.go.set()
+    first, second = tier.ended.get(), tier.ended.get()
+    assert (first.view[:2], second.view[:2]) == ((2, 3), (1, 0))
+    assert len(copies.targets) > 4
+    assert copies.targets[0] == background.data_ptr()
+    assert copies.targets[1] == urgent.data_ptr()
+    for key, slot in (((1, 0), background), ((2, 3), urgent)):
+        assert same(tier.above.view(*key, slot), expected(files, torch.bfloat16, *key))
+    tier.close()
+
+
+def test_a_slot_that_is_copied_from_is_no_victim(tmp_path: Path) -> None:
+    files, copies = ExpertFiles(tmp_path, hidden=200, ffn=120), SteppedCopies()
+    below = InstantStore()
+    tier = Tier(files, 1, below, copies=copies)
+    slots = {(1, 0): tier.begin(1, 0, urgent=False)}
+    assert copies.began.wait(10)
+    for key in ((1, 1), (2, 0), (4, 0)):
+        slots[key] = tier.begin(*key)
+    copies.go.set()
+    order = [tier.ended.get().view[:2] for _ in slots]
+    assert order[-1] == (1, 0)
+    for key, slot in slots.items():
+        assert same(tier.above.view(*key, slot), expected(files, torch.bfloat16, *key))
+    assert below.submitted == list(slots)
+    tier.close()
+
+
+def test_filling_ends_at_the_first_error(files: ExpertFiles) -> None:
+    shelf = Shelf(files.spec, files.source, torch.bfloat16)
+    memory = HostMemory(shelf, shelf.num_experts)
+    below = InstantStore(lambda read: read.view[:2] == (2, 1))
+    with pytest.raises(StoreError, match="refused"):
+        fill_all(shelf, memory, below)
+    assert len(below.submitted) < shelf.num_experts
+    memory.check_integrity()
+    memory.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", [torch.bfloat16, FP16], ids=str)
+@pytest.mark.parametrize("slots", [1, 3, 7])
+def test_a_bank_over_it_under_arrivals_in_any_order(tmp_path: Path, stored, dtype, slots: int) -> None:
+    files, chance = ExpertFiles(tmp_path, stored=stored), random.Random(slots)
+    resident = files.resident(dtype)
+    shelf = Shelf(files.spec, files.source, dtype)
+    memory = HostMemory(shelf, slots * len(files.moe_layers), poison=True)
+    store = HostStore(shelf, memory, ShuffledStore(slots, lambda read: chance.random() < 0.05))
+    bank = bank_over(files, store, SlotForm(shelf))
+    failures = 0
+    for call in random_calls(files, dtype, [1, 6, 2, 1, 1, 9, 3, 1, 1, 1] * 4):
+        try:
+            assert torch.equal(apply(bank, call), apply(resident, call))
+        except StoreError:
+            failures += 1
+        bank.check_integrity()
+    assert failures or slots == 7
+    bank.close()
