@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from smoe.collectives.group import Group
-from smoe.collectives.rows import add_in_order
 
 Tensor = torch.Tensor
 
@@ -59,7 +58,7 @@ class Dispatcher:
         rows, parts = (torch.split(tensor, list(dispatched.sent)) for tensor in (dispatched.row_S, back_SD))
         for rows_of_rank, part in zip(rows, parts, strict=True):
             total_RD.index_add_(0, rows_of_rank, part.float())
-        return add_in_order(residual_RD, [total_RD])
+        return (residual_RD.float() + total_RD).to(residual_RD.dtype)
 
     def _sends(self, device_RK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """rank_S ascending, row_S ascending within a rank, both i64; chosen_SK bool: the choices a send is for."""

@@ -3,12 +3,14 @@
 Shapes: T rows of the step, known to every rank of the group; R rows of this rank; G ranks; D hidden.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from smoe.collectives.group import Group
+from smoe.kernels.routing.reduce import reduce_chunks
+from smoe.kernels.routing.rows import gather_rows as gather
+from smoe.kernels.routing.rows import scatter_rows as scatter
 
 Tensor = torch.Tensor
 
@@ -31,10 +33,15 @@ class RowOrder:
         first = sum(self.counts[:rank])
         return slice(first, first + self.counts[rank])
 
+    def rows(self, rank: int, device: torch.device) -> Tensor:
+        """[R] i64, the rows of `rank`."""
+        own = self.own(rank)
+        return torch.arange(own.start, own.stop, device=device) if self.order_T is None else self.order_T[own]
+
     def take(self, rows_TD: Tensor, rank: int) -> Tensor:
         """[R, D], those of `rank`."""
         own = self.own(rank)
-        return rows_TD[own] if self.order_T is None else rows_TD.index_select(0, self.order_T[own])
+        return rows_TD[own] if self.order_T is None else gather(rows_TD, self.order_T[own])
 
 
 def reduce_scatter(partial_TD: Tensor, residual_TD: Tensor, order: RowOrder, group: Group) -> Tensor:
@@ -43,13 +50,11 @@ def reduce_scatter(partial_TD: Tensor, residual_TD: Tensor, order: RowOrder, gro
     Added in fp32 and rounded once, so that the result does not depend on which rank works on a row. Every rank sends
     each other one its rows: (G - 1) / G of the partials in all, as a ring would.
     """
-    residual_RD = order.take(residual_TD, group.rank)
-    if group.size == 1:
-        return add_in_order(residual_RD, [order.take(partial_TD, 0)])
-    packed_TD = partial_TD if order.order_T is None else partial_TD.index_select(0, order.order_T)
     own = order.counts[group.rank]
+    packed_TD = partial_TD if order.order_T is None else gather(partial_TD, order.order_T)
     received = group.all_to_all(packed_TD, order.counts, [own] * group.size, "reduce")
-    return add_in_order(residual_RD, torch.split(received, own) if own else [])
+    chunks_GRD = received.view(group.size, own, partial_TD.shape[1])
+    return reduce_chunks(chunks_GRD, residual_TD.dtype, residual_TD, order.rows(group.rank, residual_TD.device))
 
 
 def all_reduce_in_order(partial_TD: Tensor, residual_TD: Tensor, group: Group) -> Tensor:
@@ -69,13 +74,6 @@ def gather_rows(rows_RD: Tensor, order: RowOrder, group: Group, *, purpose: str 
         gathered = group.all_to_all(rows_RD.repeat(group.size, 1), [own] * group.size, order.counts, purpose)
     if order.order_T is None:
         return gathered
-    return torch.empty_like(gathered).index_copy_(0, order.order_T, gathered)
-
-
-def add_in_order(residual_RD: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """parts[0] + parts[1] ... + residual in fp32, rounded to the residual's dtype at the end."""
-    total = torch.zeros_like(residual_RD, dtype=torch.float32)
-    for part in parts:
-        total += part
-    total += residual_RD
-    return total.to(residual_RD.dtype)
+    restored = torch.empty_like(gathered)
+    scatter(gathered, order.order_T, restored)
+    return restored

@@ -89,7 +89,7 @@ def choose(spec: RouterSpec, logits_TE: torch.Tensor, bias_E: torch.Tensor | Non
 
 def _mask_groups(spec: RouterSpec, selection_TE: torch.Tensor) -> torch.Tensor:
     """Selection scores with `masked_value` for every expert outside the best groups."""
-    selection_TGN = selection_TE.unflatten(1, (spec.num_groups, -1))
+    selection_TGN = selection_TE.view(len(selection_TE), spec.num_groups, spec.num_experts // spec.num_groups)
     if spec.group_score == "max":
         groups_TG = selection_TGN.amax(dim=2)
     else:

@@ -1,0 +1,95 @@
+"""Each row to the rank whose experts it will probably use: the shuffled reduce-scatter of Speculative MoE.
+
+Where a row goes is looked up before its layer's router has run: by its token, or by the ranks that its experts were on
+in the two layers before, whichever is surer; then rows are aligned to what each rank may take. A wrong guess costs
+traffic, never a result.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from smoe.collectives.group import Group
+from smoe.collectives.rows import RowOrder, gather_rows, reduce_scatter
+from smoe.collectives.schedules.protocol import StepRows
+from smoe.core.placement import Array, RoutingTables
+from smoe.kernels.routing.align import align
+from smoe.kernels.routing.lookup import LayerTables, lookup, majority_device
+
+Tensor = torch.Tensor
+
+
+class Speculative:
+    """`capacity_factor` over an even share of the rows is what a rank may take: 1 gives chunks that differ by no more
+    than the alignment leaves, more follows the tables further.
+
+    With `chain`, each row's device travels with the row in `gather`: one more value a row.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        tables: RoutingTables,
+        layers: Sequence[int],
+        *,
+        capacity_factor: float = 1.0,
+        chain: bool = True,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`layers` are the decoder layers of the tables' axis. Other layers share rows out evenly, in their order."""
+        self._group, self._factor, self._chain = group, capacity_factor, chain
+        self._tables = {layer: _layer_tables(tables, index, device) for index, layer in enumerate(layers)}
+        self._even = self._order = RowOrder.even(0, group.size)
+        self._token_ids_T = torch.empty(0, dtype=torch.int64)
+        self._history: tuple[Tensor, Tensor] | None = None
+        self._own_devices: Tensor | None = None
+
+    def begin_step(self, step: StepRows) -> None:
+        self._token_ids_T = step.token_ids_T
+        self._even = RowOrder.even(len(step.token_ids_T), self._group.size)
+        nowhere_T = torch.full_like(step.token_ids_T, self._group.size, dtype=torch.int32)
+        self._history = (nowhere_T, nowhere_T)
+
+    def reduce(self, layer: int, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
+        tables = self._tables.get(layer)
+        self._order = self._even if tables is None or not len(partial_TD) else self._guess(tables)
+        self._own_devices = None
+        return reduce_scatter(partial_TD, residual_TD, self._order, self._group)
+
+    def gather(self, layer: int, rows_RD: Tensor) -> Tensor:
+        if self._own_devices is None:
+            return gather_rows(rows_RD, self._order, self._group)
+        # As one more column: ranks are small numbers, which every dtype holds exactly.
+        told_R1 = self._own_devices.to(rows_RD.dtype).unsqueeze(1)
+        gathered_TX = gather_rows(torch.cat((rows_RD, told_R1), dim=1), self._order, self._group)
+        before = self._history
+        assert before is not None
+        self._history = (before[1], gathered_TX[:, -1].to(torch.int32))
+        return gathered_TX[:, :-1].contiguous()
+
+    def note_devices(self, layer: int, device_RK: Tensor) -> None:
+        if self._chain and layer in self._tables:
+            self._own_devices = majority_device(device_RK, self._group.size)
+
+    def _guess(self, tables: LayerTables) -> RowOrder:
+        assert self._history is not None
+        found = lookup(tables, self._token_ids_T, *self._history, chain=self._chain)
+        size, rows = self._group.size, len(self._token_ids_T)
+        capacity = int(np.ceil(self._factor * -(-rows // size) - 1e-9))
+        placed_T = align(found.device_T, found.second_T, found.confidence_T, size, min(capacity, rows))
+        counts = torch.bincount(placed_T, minlength=size).tolist()
+        return RowOrder(counts=tuple(counts), order_T=placed_T.argsort(stable=True))
+
+
+def _layer_tables(tables: RoutingTables, index: int, device: torch.device | str) -> LayerTables:
+    def on_device(table: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(table[index])).to(device)
+
+    return LayerTables(
+        token_device_V=on_device(tables.token_device),
+        token_second_V=on_device(tables.token_second),
+        token_confidence_V=on_device(tables.token_confidence),
+        chain_device=on_device(tables.chain_device),
+        chain_confidence=on_device(tables.chain_confidence),
+    )
