@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save
 
 from smoe.core.errors import ConfigError, PlacementError
 from smoe.core.placement import Array, Placement
@@ -27,9 +28,7 @@ def export(placement: Placement, form: str, path: str | Path) -> None:
         arrays: dict[str, Any] = eplb_arrays(placement)
         np.savez(path, **arrays)
     else:
-        from safetensors.numpy import save_file
-
-        save_file(eplb_arrays(placement), path)
+        Path(path).write_bytes(save(eplb_arrays(placement)))
 
 
 def eplb_arrays(placement: Placement) -> dict[str, Array]:

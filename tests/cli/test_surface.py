@@ -31,6 +31,11 @@ SURFACE = {
         *("--data", "--dtype", "--expert-memory", "--expert-policy", "--help", "--in-process", "--max-sequence"),
         *("--max-tokens", "--model", "--out", "--pack", "--record-logits", "--sample", "--seed", "--threads"),
     ],
+    "placement diff": ["--expert-bytes", "--help", "--json", "AFTER", "BEFORE"],
+    "placement export": ["--format", "--help", "--out", "DIR"],
+    "placement invert": ["--help", "--json", "--layer", "DIR"],
+    "placement show": ["--help", "--json", "DIR"],
+    "placement validate": ["--help", "--model", "DIR"],
     "simulate": [
         *("--batch", "--compute", "--expert-bytes", "--expert-memory", "--expert-policy", "--help", "--in-process"),
         *("--jobs", "--json", "--link", "--max-tokens", "--mode", "--pool", "--seed", "--trace"),
