@@ -32,8 +32,8 @@ _MAX_DEVICES = int(np.iinfo(np.int16).max)
 class RoutingTables:
     """Where tokens should go, by what is known before the router runs (spec: Speculative MoE, tables T and A).
 
-    token_device [L, V] i16, token_confidence [L, V] f16   table T, for the whole vocabulary; confidence is the expected
-        share of the token's activations on that device, in [0, 1]
+    token_device [L, V] i16, token_confidence [L, V] f16   table T, for the vocabulary or its first V ids, those above
+        going by table A; confidence is the expected share of the token's activations on that device, in [0, 1]
     token_second [L, V] i16                                 the second best device: where a row spills to; another
         than token_device, unless there is one device only
     chain_device [L, G+1, G+1] i16, chain_confidence [L, G+1, G+1] f16   table A, indexed by the token's device two
