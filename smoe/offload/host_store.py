@@ -34,9 +34,9 @@ class _Ticket(NamedTuple):
 class HostStore:
     """Delivers slot form (smoe.offload.shelf.SlotForm): layouts of its reads say no more than their size.
 
-    One thread does everything in steps of a chunk, urgent reads first; only small copies are done by `submit` itself. A miss is read into host memory and copied on
-    from there: its slot of the host is a hit for the next one only once all of it has arrived. When every slot of the
-    host is in use, it is read past the host memory.
+    One thread does everything in steps of a chunk, urgent reads first; only small copies are done by `submit` itself.
+    A miss is read into host memory and copied on from there: its slot of the host is a hit for the next one only once
+    all of it has arrived. When every slot of the host is in use, it is read past the host memory.
     """
 
     def __init__(self, shelf: Shelf, memory: HostMemory, below: Store | None, copies: CopyEngine | None = None) -> None:
