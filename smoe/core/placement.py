@@ -169,7 +169,7 @@ def check_fits(
     if placement.layers != tuple(layers):
         raise PlacementError(f"{name}: layers: {list(placement.layers)} (the model's MoE layers are {list(layers)})")
     tables = placement.tables
-    if tables is not None and vocab_size is not None and tables.vocab_size != vocab_size:
+    if tables is not None and vocab_size is not None and tables.vocab_size > vocab_size:
         raise PlacementError(
             f"{name}: tables of {tables.vocab_size} token ids (the model's vocabulary has {vocab_size})"
         )
