@@ -8,9 +8,12 @@ from typing import Self
 class ExpertStats:
     """Counts since start. An expert is asked for once a pass: one (forward, layer, distinct expert) use. It is then
 
-    hit: resident. late: its transfer is in flight, and waited for. Else a miss, which is a
-    collision_miss if it was brought in during this same forward and has been evicted since, and a cold_miss if not;
-    compulsory_misses are those of the cold ones never brought in before.
+    hit: resident. late: its transfer is in flight. Else a miss, which is a collision_miss if it was brought in during
+    this same forward and has been evicted since, and a cold_miss if not; compulsory_misses are those of the cold ones
+    never brought in before. hits + late + misses are all uses.
+
+    What is late or missed is waited for, but for computed_in_place: uses computed where the expert is, without a slot,
+    and computed_in_place_rows, the rows that they had. They are counted by cause all the same.
 
     prefetched: prefetches begun. Each ends, if it does, as prefetch_used (asked for on time), as late, or as wasted
     (evicted, cancelled or failed without having been asked for). admitted: transfers begun by background admission.
@@ -32,6 +35,8 @@ class ExpertStats:
     cold_misses: int = 0
     collision_misses: int = 0
     compulsory_misses: int = 0
+    computed_in_place: int = 0
+    computed_in_place_rows: int = 0
     prefetched: int = 0
     prefetch_used: int = 0
     wasted: int = 0

@@ -3,7 +3,9 @@
 Shapes: T rows, D hidden, K experts a row.
 """
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +17,11 @@ from smoe.models.bank import Lookahead, Substitutions, expert_table
 from smoe.models.spec import MoESpec
 from smoe.offload.arena import POISON_BYTE, Arena
 from smoe.offload.cache import Residency, View
+from smoe.offload.costs import MeasuredCosts
+from smoe.offload.in_place import InPlace
 from smoe.offload.layer_pass import LayerPass
 from smoe.offload.planner import PlannedPass, Planner
-from smoe.offload.policies.protocols import Array, MissDecision, PolicySet, Routing
+from smoe.offload.policies.protocols import Array, Costs, MissDecision, PolicySet, Routing
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import LinkStats, Store
 from smoe.offload.transfer import Arrival, Transfers
@@ -44,12 +48,15 @@ class OffloadedBank:
         max_slots: int | None = None,
         max_background: int | None = None,
         pause_share: float | None = None,
+        in_place: InPlace | None = None,
+        costs: Costs | None = None,
         poison: bool = False,
     ) -> None:
         """`num_slots` over all layers, of which `floor` >= 1 are safe for each. Closes `store` when closed.
         `resize` can go up to `max_slots` (default: no further): addresses are reserved, memory is taken as it is used.
 
-        `max_background` and `pause_share` as Planner has them. `poison` fills slots and outputs that hold
+        `max_background` and `pause_share` as Planner has them. `in_place` is needed by miss policies that compute
+        there; what they compare is measured, unless `costs` says it. `poison` fills slots and outputs that hold
         nothing yet with NaN.
         """
         spec = shelf.spec
@@ -57,12 +64,16 @@ class OffloadedBank:
         max_slots = num_slots if max_slots is None else max_slots
         self._arena = Arena(max_slots, shelf.slot_bytes, poison=poison)
         self._residency = Residency(num_slots, spec.moe_layers, policies.eviction, floor=floor, max_slots=max_slots)
+        self._in_place, self._costs = in_place, MeasuredCosts()
+        self._measures = policies.miss.computes and costs is None
         self._planner = Planner(
             self._residency,
             policies,
             spec.moe_layers,
             max_background=max_background,
             pause_share=pause_share,
+            hold=None if in_place is None else in_place.hold,
+            costs=self._costs if costs is None else costs,
         )
         # Order within a row is of no consequence to the sum; only these policies go by it (and by anything but ids).
         self._sorts = policies.miss.lossy or policies.prefetch is not None
@@ -120,7 +131,7 @@ class OffloadedBank:
                 if self._transfers.try_cancel(view):
                     self._planner.cancelled(view)
             self._begin(run.start())
-            if run.all_hits:
+            if run.fused:
                 out_TD = self._fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
                 self._begin(run.retire_hits())
                 return out_TD
@@ -135,21 +146,8 @@ class OffloadedBank:
         links = {link.name: link for link in store.links}
         nothing = LinkStats(name="", transfers=0, nbytes=0, busy_s=0.0)
         disk, host = links.get("disk", nothing), links.get("host", nothing)
-        return ExpertStats(
-            hits=cache.hits,
-            late=cache.late,
-            cold_misses=cache.cold_misses,
-            collision_misses=cache.collision_misses,
-            compulsory_misses=cache.compulsory_misses,
-            prefetched=cache.prefetched,
-            prefetch_used=cache.prefetch_used,
-            wasted=cache.wasted,
-            cancelled=self._planner.num_cancelled,
-            prefetch_pauses=self._planner.pauses,
-            admitted=cache.admitted,
-            evictions=cache.evictions,
-            substituted=self._planner.substituted,
-            substituted_mass=self._planner.substituted_mass,
+        return replace(
+            self._planner.stats(),
             bytes_moved=store.bytes_read,
             wait_s=self._transfers.wait_s,
             transfer_s=store.busy_s,
@@ -241,11 +239,31 @@ class OffloadedBank:
         if run.hits:
             self._compute(layer, x_TD, ids, run.hits, pairs_TKD)
         self._begin(run.retire_hits())
+        if run.in_place:
+            self._compute_in_place(layer, x_TD, ids, run.in_place, pairs_TKD)
+        link_before = self._store.stats() if self._measures and run.unfinished else None
         while run.unfinished:
             views = self._take(run)
             self._compute(layer, x_TD, ids, views, pairs_TKD)
             self._begin(run.retire(views))
+        if link_before is not None:
+            link = self._store.stats()
+            self._costs.fetched(link.reads - link_before.reads, link.busy_s - link_before.busy_s)
         return pairs_TKD
+
+    def _compute_in_place(
+        self, layer: int, x_TD: torch.Tensor, ids: Ids, experts: Sequence[int], pairs_TKD: torch.Tensor
+    ) -> None:
+        """The outputs of experts that are held for it, which ends here, each to its place."""
+        assert self._in_place is not None
+        started = time.perf_counter()
+        expert2slot = np.full(self._num_experts[layer], -1, dtype=np.int32)
+        expert2slot[experts] = self._in_place.expert2slot(layer)[experts]
+        slots_TK = expert2slot.take(ids)
+        moe_pairs(x_TD, torch.from_numpy(slots_TK), self._in_place.table(layer), pairs_TKD)
+        self._in_place.release()
+        if self._measures:
+            self._costs.computed(len(experts), int((slots_TK >= 0).sum()), time.perf_counter() - started)
 
     def _begin(self, views: Sequence[View]) -> None:
         for view in views:
@@ -291,6 +309,8 @@ class OffloadedBank:
 
     def _abandon(self, run: LayerPass) -> None:
         """Ends all transfers, also those of other layers: what is left over of this pass may be any state."""
+        if self._in_place is not None:
+            self._in_place.release()
         background = self._residency.background()
         for view in background:
             self._transfers.try_cancel(view)

@@ -12,9 +12,9 @@ from smoe.core.link_model import LinkModel
 from smoe.kernels import ExpertTensors
 from smoe.models.bank import ExpertBank, ResidentBank
 from smoe.models.loading import Checkpoint
+from smoe.offload.ahead import PAUSE_SHARE
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.emulated import EmulatedStore
-from smoe.offload.planner import PAUSE_SHARE
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.offload.shelf import Shelf
@@ -43,12 +43,19 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
     policies = policy.build(geometry, seed=config.seed)
     floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
-    store, _in_place = open_tiers(tiers, poison=poison)
+    store, in_place = open_tiers(tiers, poison=poison)
     if config.expert_link is not None:
         store = EmulatedStore(store, LinkModel.parse(config.expert_link, "expert_link"))
     try:
         return OffloadedBank(
-            shelf, store, policies, num_slots=num_slots, floor=floor, pause_share=PAUSE_SHARE, poison=poison
+            shelf,
+            store,
+            policies,
+            num_slots=num_slots,
+            floor=floor,
+            pause_share=PAUSE_SHARE,
+            in_place=in_place,
+            poison=poison,
         )
     except BaseException:
         store.close()

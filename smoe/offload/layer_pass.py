@@ -10,18 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from smoe.offload.cache import Residency, View
-from smoe.offload.policies.protocols import MissDecision
 
 
 class LayerPass:
     """`start`, compute `hits`, `retire_hits`; then while `unfinished`, for each arrival `arrived`, compute, `retire`.
 
     The views returned by `start`, `retire_hits`, `retire`, `failed` and `resume` are the transfers to begin now.
-    `late` are in flight already, from now on waited for. `decision` is set when the miss policy changed what is
-    computed. A pass that waits for nothing has `all_hits`.
+    `late` are in flight already, from now on waited for. A pass that waits for nothing has `all_hits`.
     """
-
-    decision: MissDecision | None = None
 
     def __init__(
         self, residency: Residency, layer: int, experts: Sequence[int], then: Callable[[], list[View]] | None = None

@@ -12,6 +12,7 @@ The order of calls is the contract; with transfers that arrive at once it gives 
         begin(run.start())
         compute run.hits;                                 ids and weights of run.decision, if there is one
         begin(run.retire_hits())
+        compute run.in_place where they are, and give them back
         while run.unfinished:
             one arrival or more; of each view:
                 run.awaits(view): run.arrived(view), compute it, begin(run.retire([view]))
@@ -23,33 +24,33 @@ first.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
-import numpy as np
-
+from smoe.core.stats import ExpertStats
+from smoe.offload.ahead import Ahead
+from smoe.offload.answers import Answers, Hold
 from smoe.offload.cache import Residency, View
+from smoe.offload.distinct import distinct
 from smoe.offload.layer_pass import LayerPass
-from smoe.offload.policies.protocols import Array, Key, MissDecision, PolicySet, Reason, Routing
-
-SMALL_IDS = 512
-"""Up to here a set of Python integers is the fastest way to distinct ids; one decoding row has ten or so."""
-PAUSE_SHARE = 0.6  # of prefetches that end unused; what a live engine pauses at
-PAUSE_EPOCHS = 256
+from smoe.offload.policies.protocols import Array, Costs, MissDecision, PolicySet, Routing
 
 
 class PlannedPass(LayerPass):
-    """`stale`: background transfers into this layer, in flight when the pass began, which does not ask for them: they
-    have missed their deadline."""
+    """`decision` is set when something else than the routing is computed. `in_place` are experts, ascending, held where
+    they are, that get no slot. `stale`: background transfers into this layer, in flight when the pass began, which does
+    not ask for them: they have missed their deadline.
+    """
 
+    decision: MissDecision | None = None
+    in_place: Sequence[int] = ()
     stale: Sequence[View] = ()
+
+    @property
+    def fused(self) -> bool:
+        """Whether everything it computes is resident."""
+        return self.all_hits and not self.in_place
 
 
 class Planner:
-    """`fetch_s` and `compute_s` (of one row of one expert) are what miss policies are told: set by the owner.
-
-    `substituted` and `substituted_mass` count (row, choice) pairs and their summed weight, normalised over the row.
-    """
-
     def __init__(
         self,
         residency: Residency,
@@ -59,70 +60,70 @@ class Planner:
         max_background: int | None = None,
         pause_share: float | None = None,
         pause_window: int = 128,
+        hold: Hold | None = None,
+        costs: Costs | None = None,
     ) -> None:
         """`max_background` >= 1 slots may be in flight without a pass that waits; by default a layer's share of all.
 
         With `pause_share`, prefetching into a layer stops for PAUSE_EPOCHS forwards whenever, of the last
         `pause_window` such prefetches that ended, a greater share was wasted. Late ones count as good: what they moved
         was asked for, and begun sooner.
+
+        `hold` and `costs` are for miss policies that compute experts where they are: what can be computed there, and
+        what they compare.
         """
-        self.fetch_s = self.compute_s = 0.0
-        self.substituted, self.substituted_mass, self.pauses, self.num_cancelled = 0, 0.0, 0, 0
-        self._residency, self._prefetch, self._miss = residency, policies.prefetch, policies.miss
-        self._admission = policies.admission
+        self._residency, self._prefetch, self._needs_logits = residency, policies.prefetch, policies.miss.needs_logits
+        self._answers = Answers(residency, policies, hold=hold, costs=costs)
+        self._ahead = Ahead(
+            residency,
+            policies.prefetch,
+            layers,
+            max_background=max_background,
+            pause_share=pause_share,
+            pause_window=pause_window,
+        )
         self._place = {layer: place for place, layer in enumerate(layers)}
         self._pass, self._layer_now = 0, layers[0]
-        self._next_layer = dict(zip(layers, [*layers[1:], layers[0]], strict=True))
-        self._last_layer = layers[-1]
-        share = max(1, residency.num_slots // len(layers))
-        self._max_background = share if max_background is None else max_background
-        self._pause_share, self._pause_window = pause_share, pause_window
-        self._judged = dict.fromkeys(layers, (0, 0))
-        self._paused_until: dict[int, int] = {}
-        self._epoch = 0
-        self._to_admit: dict[Key, None] = {}
+        self._cancelled = 0
 
     @property
     def needs_logits(self) -> bool:
         """Whether routings must carry logits."""
-        return self._miss.needs_logits
+        return self._needs_logits
 
     def wants_lookahead(self, layer: int) -> bool:
         """Whether the pass of `layer` wants logits of the layer after it; the last one has none after it."""
-        return (
-            self._prefetch is not None
-            and self._prefetch.needs_lookahead
-            and layer != self._last_layer
-            and self._next_layer[layer] not in self._paused_until
-        )
+        return self._ahead.wants_lookahead(layer)
 
     def begin_forward(self) -> None:
-        self._epoch += 1
         self._residency.begin_epoch()
-        if self._prefetch is not None and self._pause_share is not None:
-            self._judge(self._pause_share)
+        self._ahead.begin_forward()
 
     def begin_pass(self, routing: Routing, lookahead: Array | None = None) -> PlannedPass | None:
         """Counts what the routing asks for. None: all of it is resident, and stays so until the next call of anything.
 
         Without prefetching, that is: with it, a pass is needed to hold the hits.
         """
-        layer, residency = routing.layer, self._residency
+        layer, residency, answers = routing.layer, self._residency, self._answers
         self._pass, self._layer_now = self._pass + 1, layer
         experts = distinct(routing.ids)
         residency.begin_layer(routing)
         if self._prefetch is None:
-            if not self._to_admit and residency.try_hit_all(layer, experts):
+            if not answers.to_admit and residency.try_hit_all(layer, experts):
                 return None
         else:
             self._prefetch.observe(routing)
         residency.ask(layer, experts)
-        decision = self._decide(routing, experts)
+        decision, in_place = answers.decide(routing, experts)
         if decision is not None:
             experts = distinct(decision.ids)
-        run = PlannedPass(residency, layer, experts, partial(self._background, routing, lookahead))
-        run.decision = decision
+        if in_place:
+            experts = [expert for expert in experts if expert not in in_place]
+        run = PlannedPass(residency, layer, experts, lambda: self._ahead.begin(routing, lookahead, answers.to_admit))
+        run.decision, run.in_place = decision, in_place
         run.stale = residency.background(layer)
+        if in_place:
+            run.stale = [view for view in run.stale if view.expert not in in_place]
         return run
 
     def is_background(self, view: View) -> bool:
@@ -145,75 +146,27 @@ class Planner:
 
     def cancelled(self, view: View) -> None:
         """A background transfer was taken back before it began."""
-        self.num_cancelled += 1
+        self._cancelled += 1
         self._residency.fail(view)
 
-    def _decide(self, routing: Routing, experts: Sequence[int]) -> MissDecision | None:
-        """What to compute instead of the routing; None when that is unchanged."""
-        if not self._miss.lossy:
-            return None
-        resident = frozenset(self._residency.resident(routing.layer))
-        if resident.issuperset(experts):
-            return None
-        decision = self._miss.decide(routing, resident, self.fetch_s, self.compute_s)
-        if decision.substituted is None or not decision.substituted.any():
-            return None
-        assert routing.weights is not None
-        changed = decision.ids != routing.ids
-        weights = routing.weights / routing.weights.sum(axis=1, keepdims=True)
-        self.substituted += int(changed.sum())
-        self.substituted_mass += float(weights[changed].sum())
-        if self._admission is not None:
-            mass = np.bincount(routing.ids[changed], weights[changed])
-            replaced = distinct(routing.ids[changed])
-            admitted = self._admission.substituted(routing.layer, replaced, mass[replaced].tolist())
-            self._to_admit.update(dict.fromkeys(admitted))
-        return decision
-
-    def _background(self, routing: Routing, lookahead: Array | None) -> list[View]:
-        """Transfers for later, once no miss of this pass waits for a slot."""
-        residency = self._residency
-        begin: list[View] = []
-        next_layer, paused = self._next_layer[routing.layer], self._paused_until
-        if self._prefetch is not None and next_layer not in paused:
-            keys = self._prefetch.plan(routing, next_layer, lookahead)
-            if paused:
-                keys = [key for key in keys if key[0] not in paused]
-            residency.confirm(keys)
-            for key in keys:
-                if residency.background_in_flight >= self._max_background:
-                    break
-                if not residency.holds(key):
-                    view = residency.try_reserve(*key, Reason.PREFETCH)
-                    if view is not None:
-                        begin.append(view)
-        for key in list(self._to_admit):
-            if residency.holds(key):
-                del self._to_admit[key]
-            elif residency.background_in_flight < self._max_background:
-                view = residency.try_reserve(*key, Reason.ADMISSION)
-                if view is not None:
-                    del self._to_admit[key]
-                    begin.append(view)
-        return begin
-
-    def _judge(self, pause_share: float) -> None:
-        for layer, until in list(self._paused_until.items()):
-            if until <= self._epoch:
-                del self._paused_until[layer]
-        for layer, (paid, wasted) in self._residency.prefetch_paid.items():
-            paid_before, wasted_before = self._judged[layer]
-            ended = paid + wasted - paid_before - wasted_before
-            if ended >= self._pause_window:
-                if wasted - wasted_before > pause_share * ended:
-                    self._paused_until[layer] = self._epoch + PAUSE_EPOCHS
-                    self.pauses += 1
-                self._judged[layer] = (paid, wasted)
-
-
-def distinct(ids: Array) -> list[int]:
-    """Ascending."""
-    if ids.size <= SMALL_IDS:
-        return sorted(set(ids.ravel().tolist()))
-    found: list[int] = np.flatnonzero(np.bincount(ids.ravel())).tolist()
-    return found
+    def stats(self) -> ExpertStats:
+        """All that is decided, nothing that is measured."""
+        cache, answers = self._residency, self._answers
+        return ExpertStats(
+            hits=cache.hits,
+            late=cache.late,
+            cold_misses=cache.cold_misses,
+            collision_misses=cache.collision_misses,
+            compulsory_misses=cache.compulsory_misses,
+            computed_in_place=answers.computed_in_place,
+            computed_in_place_rows=answers.computed_in_place_rows,
+            prefetched=cache.prefetched,
+            prefetch_used=cache.prefetch_used,
+            wasted=cache.wasted,
+            cancelled=self._cancelled,
+            prefetch_pauses=self._ahead.pauses,
+            admitted=cache.admitted,
+            evictions=cache.evictions,
+            substituted=answers.substituted,
+            substituted_mass=answers.substituted_mass,
+        )

@@ -8,15 +8,22 @@ from smoe.sim.units import seconds
 
 @dataclass(frozen=True, slots=True)
 class ComputeModel:
-    """`layer_s` before the experts of a layer can be asked for, `row_s` for each row of each expert. Declared."""
+    """`layer_s` before the experts of a layer can be asked for, `row_s` for each row of each expert from its slot, one
+    after the other, and `in_place_row_s` where the expert is kept. Declared."""
 
     layer_s: float = 0.0
     row_s: float = 0.0
+    in_place_row_s: float = 0.0
 
     @classmethod
     def parse(cls, text: str, field: str = "compute") -> "ComputeModel":
-        """`LAYER+ROW`, as 0.3ms+50us. Raises ConfigError."""
-        layer, plus, row = text.partition("+")
-        if not plus:
-            raise ConfigError(field, text, "seconds a layer and seconds an expert row, as 0.3ms+50us")
-        return cls(seconds(field, layer), seconds(field, row))
+        """`LAYER+ROW` or `LAYER+ROW+IN_PLACE_ROW`, as 0.3ms+50us+0.4ms; in place as in a slot if not said. Raises
+        ConfigError."""
+        parts = text.split("+")
+        if len(parts) not in (2, 3):
+            limit = (
+                "seconds a layer, an expert row and, unless alike, a row in place, as 0.3ms+50us or 0.3ms+50us+0.4ms"
+            )
+            raise ConfigError(field, text, limit)
+        layer_s, row_s, *in_place_s = (seconds(field, part) for part in parts)
+        return cls(layer_s, row_s, in_place_s[0] if in_place_s else row_s)

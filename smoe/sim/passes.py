@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smoe.core.route_trace import Array, RouteTrace
-from smoe.offload.planner import distinct
+from smoe.offload.distinct import distinct
 from smoe.offload.policies.future import Future
 from smoe.offload.policies.protocols import Routing
 from smoe.sim.forwards import Mode, forwards

@@ -6,7 +6,7 @@ from smoe.core.link_model import LinkModel
 from smoe.core.packaged_traces import open_trace, packaged_names
 from smoe.core.route_edit import select_sequences
 from smoe.core.route_trace import RouteTrace
-from smoe.offload.planner import PAUSE_SHARE
+from smoe.offload.ahead import PAUSE_SHARE
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.sim.compute import ComputeModel

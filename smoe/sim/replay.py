@@ -76,6 +76,9 @@ class Replay:
         self._begin(run.start())
         self.now += row_s * (len(run.hits) if rows_of is None else sum([rows_of[view.expert] for view in run.hits]))
         self._begin(run.retire_hits())
+        if run.in_place:
+            in_place = len(run.in_place) if rows_of is None else sum([rows_of[expert] for expert in run.in_place])
+            self.now += in_place * self._compute.in_place_row_s
         while run.unfinished:
             if not link.busy:
                 self._skip(run)

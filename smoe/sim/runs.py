@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from smoe.core.link_model import LinkModel
 from smoe.core.route_trace import RouteTrace
 from smoe.core.stats import ExpertStats
 from smoe.offload.cache import Residency
 from smoe.offload.planner import Planner
+from smoe.offload.policies.protocols import Array, Routing
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import Mode, forwards
-from smoe.sim.instant import InstantCache
 from smoe.sim.link import Link
 from smoe.sim.passes import Forward, blocks
 from smoe.sim.replay import Replay
@@ -30,10 +31,31 @@ class Setting:
     expert_bytes: int
 
 
+class Instant(Protocol):
+    """A cache that takes whole passes; an InstantCache is one."""
+
+    needs_routing: bool
+    needs_lookahead: bool
+    transfers: int
+
+    @property
+    def peak_used(self) -> int: ...
+
+    def begin_forward(self) -> None: ...
+
+    def run_layer(
+        self, layer: int, experts: Sequence[int], routing: Routing | None = None, lookahead: Array | None = None
+    ) -> None: ...
+
+    def stats(self) -> ExpertStats: ...
+
+    def check_integrity(self) -> None: ...
+
+
 class InstantRun:
     """Transfers take no time."""
 
-    def __init__(self, setting: Setting, trace: RouteTrace, cache: InstantCache) -> None:
+    def __init__(self, setting: Setting, trace: RouteTrace, cache: Instant) -> None:
         self.setting, self.cache = setting, cache
         self._trace, self._forwards = trace, 0
 
@@ -70,7 +92,6 @@ class SteppedRun:
         self._trace, self._residency, self._planner, self._timed = trace, residency, planner, link is not None
         compute = compute or ComputeModel()
         transfer_s = 0.0 if link is None else link.transfer_s(setting.expert_bytes)
-        planner.fetch_s, planner.compute_s = transfer_s, compute.row_s
         self._link = Link(transfer_s)
         self._replay = Replay(trace, planner, self._link, compute)
 
@@ -85,23 +106,7 @@ class SteppedRun:
         for view in link.arrivals(float("inf")):
             planner.arrived(view)
         residency.check_idle()
-        stats = ExpertStats(
-            hits=residency.hits,
-            late=residency.late,
-            cold_misses=residency.cold_misses,
-            collision_misses=residency.collision_misses,
-            compulsory_misses=residency.compulsory_misses,
-            prefetched=residency.prefetched,
-            cancelled=planner.num_cancelled,
-            prefetch_used=residency.prefetch_used,
-            wasted=residency.wasted,
-            prefetch_pauses=planner.pauses,
-            admitted=residency.admitted,
-            evictions=residency.evictions,
-            substituted=planner.substituted,
-            substituted_mass=planner.substituted_mass,
-            wait_s=replay.wait_s,
-        )
+        stats = replace(planner.stats(), wait_s=replay.wait_s)
         return _result(
             self.setting,
             self._trace,

@@ -8,6 +8,7 @@ from smoe.core.expert_memory import ExpertMemory
 from smoe.core.link_model import LinkModel
 from smoe.core.route_trace import RouteTrace
 from smoe.offload.cache import Residency
+from smoe.offload.costs import FixedCosts
 from smoe.offload.planner import Planner
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.future import Future
@@ -113,7 +114,16 @@ def start(
         cache = InstantCache(num_slots, layers, policies, floor=floor, max_background=max_background)
         return InstantRun(setting, trace, cache)
     residency = Residency(num_slots, layers, policies.eviction, floor=floor)
-    planner = Planner(residency, policies, layers, max_background=max_background, pause_share=pause_share)
+    compute = compute or ComputeModel()
+    planner = Planner(
+        residency,
+        policies,
+        layers,
+        max_background=max_background,
+        pause_share=pause_share,
+        hold=lambda layer, experts: frozenset(experts),
+        costs=FixedCosts(0.0 if link is None else link.transfer_s(setting.expert_bytes), compute.in_place_row_s),
+    )
     return SteppedRun(setting, trace, residency, planner, link, compute)
 
 

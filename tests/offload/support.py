@@ -10,8 +10,9 @@ from smoe.models.bank import ResidentBank
 from smoe.models.loading import ExpertSource, TensorRange
 from smoe.models.spec import DecoderSpec, DenseSpec, GQASpec, LayerSpec, MoESpec, RouterSpec
 from smoe.offload.bank import OffloadedBank
+from smoe.offload.in_place import InPlace
 from smoe.offload.policies.catalog import Geometry
-from smoe.offload.policies.protocols import PolicySet
+from smoe.offload.policies.protocols import Costs, PolicySet
 from smoe.offload.policies.spec import parse_policies
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import DiskStore, Store
@@ -80,6 +81,8 @@ class ExpertFiles:
         over: Store | None = None,
         max_background: int | None = None,
         max_slots: int | None = None,
+        in_place: InPlace | None = None,
+        costs: Costs | None = None,
         poison: bool = True,
         **store: int,
     ) -> OffloadedBank:
@@ -99,6 +102,8 @@ class ExpertFiles:
             max_slots=max_slots,
             num_slots=slots_a_layer * len(self.moe_layers) + extra,
             floor=slots_a_layer if floor is None else floor,
+            in_place=in_place,
+            costs=costs,
             poison=poison,
         )
 

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from smoe.offload.ahead import PAUSE_EPOCHS
 from smoe.offload.cache import Residency
-from smoe.offload.planner import PAUSE_EPOCHS, Planner, distinct
+from smoe.offload.distinct import distinct
+from smoe.offload.planner import Planner
 from smoe.offload.policies.lru import LRU
 from smoe.offload.policies.protocols import PolicySet, Routing
 from smoe.offload.policies.waiting import Wait
@@ -108,7 +110,7 @@ def test_prefetching_that_does_not_pay_pauses(pays):
         asked.append(prefetch.asked)
         under_way = run(planner, 0, [4, 5], under_way=under_way)
         under_way = run(planner, 1, used, under_way=under_way)
-    assert planner.pauses == (0 if pays else 3)
+    assert planner.stats().prefetch_pauses == (0 if pays else 3)
     if not pays:
         assert asked.count(asked[PAUSE_EPOCHS]) == PAUSE_EPOCHS + 1, "then tried again"
         assert prefetch.asked > asked[PAUSE_EPOCHS]
@@ -130,7 +132,7 @@ def test_a_pass_of_hits_needs_no_pass_unless_something_is_prefetched():
 
 def test_admissions_wait_for_room():
     residency, planner = make(None, slots=2, floor=1, max_background=1)
-    planner._to_admit = {(1, 4): None, (1, 5): None}
+    planner._answers.to_admit.update({(1, 4): None, (1, 5): None})
     views = run(planner, 0, [0])
     assert [view[:2] for view in views] == [(1, 4)]
     planner.arrived(views[0])

@@ -90,34 +90,20 @@ class IdealCache:
 
     def tally(self) -> Tally:
         """Since the start."""
-        residency, planner = self._residency, self._planner
+        stats = self._planner.stats()
         return Tally(
             forwards=self._forwards,
             rows=self._rows,
             choices=self._choices,
-            substituted=planner.substituted,
-            waited=residency.cold_misses + residency.collision_misses - planner.substituted,
-            admitted=residency.admitted,
-            mass=planner.substituted_mass,
+            substituted=stats.substituted,
+            waited=stats.misses - stats.substituted,
+            admitted=stats.admitted,
+            mass=stats.substituted_mass,
         )
 
     def stats(self) -> ExpertStats:
         """Of decisions: nothing is moved, and nobody waits."""
-        cache = self._residency
-        return ExpertStats(
-            hits=cache.hits,
-            late=cache.late,
-            cold_misses=cache.cold_misses,
-            collision_misses=cache.collision_misses,
-            compulsory_misses=cache.compulsory_misses,
-            prefetched=cache.prefetched,
-            prefetch_used=cache.prefetch_used,
-            wasted=cache.wasted,
-            admitted=cache.admitted,
-            evictions=cache.evictions,
-            substituted=self._planner.substituted,
-            substituted_mass=self._planner.substituted_mass,
-        )
+        return self._planner.stats()
 
     def check_integrity(self) -> None:
         self._residency.check_idle()

@@ -1,4 +1,5 @@
-"""Background admission: experts that are substituted too much are loaded after all (spec P4)."""
+"""Background admission: experts that are substituted, or computed in place, too much are loaded after all (spec P4;
+P3 keeps the hot experts in slots and computes the cold ones where they are)."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from smoe.offload.policies.protocols import Eviction, Key, Reason
 
 
 class Background:
-    """Loads an expert, without waiting, when the gate mass substituted for it reaches `beta`.
+    """Loads an expert, without waiting, when the gate mass that bypassed it reaches `beta`.
 
     The sum starts again when it has asked for the load, and whenever the expert gets or loses a slot.
     """
@@ -16,7 +17,7 @@ class Background:
         self._beta = beta
         self._mass: defaultdict[Key, float] = defaultdict(float)
 
-    def substituted(self, layer: int, experts: Sequence[int], mass: Sequence[float]) -> Sequence[Key]:
+    def bypassed(self, layer: int, experts: Sequence[int], mass: Sequence[float]) -> Sequence[Key]:
         load = []
         for expert, amount in zip(experts, mass, strict=True):
             key = (layer, expert)

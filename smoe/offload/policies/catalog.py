@@ -141,7 +141,9 @@ PREFETCH = {
 MISS = {
     "wait": Policy(about="fetch and wait", make=lambda v, c: waiting.Wait()),
     "compute": Policy(about="compute where the weights are", make=lambda v, c: waiting.Compute()),
-    "auto": Policy(about="compute there if that is cheaper than fetching", make=lambda v, c: waiting.Auto()),
+    "auto": Policy(
+        about="compute some there while others are fetched, whatever ends first", make=lambda v, c: waiting.Auto()
+    ),
     "substitute": Policy(
         about="run a resident expert instead of a missing one of low weight",
         params={
@@ -157,7 +159,7 @@ MISS = {
 ADMIT = {
     "always": Policy(about="what is fetched gets a slot", make=lambda v, c: None),
     "background": Policy(
-        about="what is substituted too much is loaded, without waiting",
+        about="what is substituted or computed in place too much is loaded, without waiting",
         params={"beta": Number(low=0, high=1000, default=0.5, open_low=True)},
         make=lambda v, c: Background(v["beta"]),
     ),
@@ -166,6 +168,8 @@ ADMIT = {
 CATALOG: dict[str, dict[str, Policy]] = {"evict": EVICT, "prefetch": PREFETCH, "miss": MISS, "admit": ADMIT}
 ALIASES = {"cpu": "compute"}
 DEFAULTS = {"evict": "lru", "prefetch": "none", "miss": "wait", "admit": "always"}
+ADMIT_BESIDE = {"compute": "background", "auto": "background"}
+"""The default beside a miss policy under which few or no experts would get a slot otherwise."""
 PRESETS = {
     "quality-first": "evict=frequency,miss=substitute:gate-weight,admit=background:beta=0.5",
     "speed-first": "evict=frequency,miss=substitute:first-choice,admit=background:beta=0.5",

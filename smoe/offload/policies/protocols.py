@@ -112,7 +112,8 @@ class Miss(Enum):
 class MissDecision:
     """Per pass. `ids` and `weights` [T, k] are what is to be computed, equal to the routing's unless `lossy`.
 
-    `compute` are the missing experts to compute where their weights are; all other missing ones are waited for.
+    `compute` are missing or late experts to compute where their weights are, as far as that can be done; all others
+    are waited for.
     `substituted` [T] slots and `mass` [T] their summed original weights (normalised over the row's k), per row.
     """
 
@@ -123,21 +124,36 @@ class MissDecision:
     mass: Array | None = None
 
 
+class Costs(Protocol):
+    """Seconds, as measured or declared."""
+
+    @property
+    def fetch_s(self) -> float:
+        """One transfer into a slot, with nothing before it on the link."""
+        ...
+
+    def compute_s(self, rows: int) -> float:
+        """`rows` rows of one expert where it is."""
+        ...
+
+
 class MissPolicy(Protocol):
     needs_logits: bool
     lossy: bool
+    computes: bool
+    """Whether decisions may name experts to compute where they are."""
 
-    def decide(self, routing: Routing, resident: frozenset[int], fetch_s: float, compute_s: float) -> MissDecision:
-        """`resident` experts of the layer (in flight not included); measured seconds to fetch one expert, and to
-        compute one row of one expert where it is. May mutate its own counts."""
+    def decide(self, routing: Routing, resident: frozenset[int], late: frozenset[int], costs: Costs) -> MissDecision:
+        """`resident` experts of the layer, and `late` ones, whose transfer is under way. May mutate its own counts."""
         ...
 
 
 class Admission(Protocol):
-    """Decides what substituted experts are loaded in the background."""
+    """Decides which of the experts that were asked for and got no slot are loaded in the background."""
 
-    def substituted(self, layer: int, experts: Sequence[int], mass: Sequence[float]) -> Sequence[Key]:
-        """Gate mass just substituted, by expert; returns experts to load without waiting. Mutates."""
+    def bypassed(self, layer: int, experts: Sequence[int], mass: Sequence[float]) -> Sequence[Key]:
+        """Gate mass just substituted or computed in place, by expert; returns experts to load without waiting.
+        Mutates."""
         ...
 
 

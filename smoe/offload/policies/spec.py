@@ -14,7 +14,7 @@ from typing import Any
 
 from smoe.core.errors import ConfigError
 from smoe.offload.policies.admission import Background, Resetting
-from smoe.offload.policies.catalog import ALIASES, CATALOG, DEFAULTS, PRESETS, Context, Geometry, Policy
+from smoe.offload.policies.catalog import ADMIT_BESIDE, ALIASES, CATALOG, DEFAULTS, PRESETS, Context, Geometry, Policy
 from smoe.offload.policies.params import Word, write
 from smoe.offload.policies.protocols import PolicySet
 
@@ -98,9 +98,12 @@ def parse_policies(text: str | Mapping[str, Any]) -> PolicySpec:
     """Raises ConfigError with the field, the value and what it may be; kinds left out take their defaults."""
     told = _from_mapping(text) if isinstance(text, Mapping) else _from_text(text)
     choices = {kind: told.get(kind) or _choice(kind, default, []) for kind, default in DEFAULTS.items()}
+    beside = ADMIT_BESIDE.get(choices["miss"].name)
+    if beside is not None and "admit" not in told:
+        choices["admit"] = _choice("admit", beside, [])
     spec = PolicySpec(**choices)
-    if spec.admit.name != "always" and not spec.lossy:
-        limit = "only with miss=substitute: without substitution every expert that is missed is loaded anyway"
+    if spec.admit.name != "always" and spec.miss.name == "wait":
+        limit = "only with miss=substitute, compute or auto: with miss=wait all that is missed is loaded anyway"
         raise ConfigError(f"{FIELD}.admit", spec.admit.name, limit)
     return spec
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smoe.offload.policies.protocols import Array, MissDecision, Routing
+from smoe.offload.policies.protocols import Array, Costs, MissDecision, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,14 @@ class Substitute:
 
     needs_logits = True
     lossy = True
+    computes = False
 
     def __init__(self, rule: Rule, *, own_weight: bool = False) -> None:
         """A substitute takes the weight of what it replaces; with `own_weight` the row's weights become the router's
         probabilities of the experts executed, scaled to the sum that the row's weights had."""
         self._rule, self._own_weight = rule, own_weight
 
-    def decide(self, routing: Routing, resident: frozenset[int], fetch_s: float, compute_s: float) -> MissDecision:
+    def decide(self, routing: Routing, resident: frozenset[int], late: frozenset[int], costs: Costs) -> MissDecision:
         assert routing.weights is not None
         assert routing.logits is not None
         ids, weights, logits = routing.ids, routing.weights, routing.logits

@@ -47,7 +47,8 @@ def test_the_names_are_these():
             "evict=least-stale:cyclic,prefetch=gate:threshold=0.6,miss=wait",
             "evict=least-stale,prefetch=gate:threshold=0.6,miss=wait,admit=always",
         ),
-        ("evict=least-stale:fifo,miss=cpu", "evict=least-stale:fifo,prefetch=none,miss=compute,admit=always"),
+        ("evict=least-stale:fifo,miss=cpu", "evict=least-stale:fifo,prefetch=none,miss=compute,admit=background"),
+        ("miss=compute,admit=always", "evict=lru,prefetch=none,miss=compute,admit=always"),
         (
             "prefetch=gate:width=12:threshold=1e-1",
             "evict=lru,prefetch=gate:width=12:threshold=0.1,miss=wait,admit=always",
@@ -59,7 +60,7 @@ def test_the_names_are_these():
             "miss=substitute:threshold=0.15:own",
             "evict=lru,prefetch=none,miss=substitute:threshold=0.15:own,admit=always",
         ),
-        ("{evict: lfru, miss: auto}", "evict=lfru,prefetch=none,miss=auto,admit=always"),
+        ("{evict: lfru, miss: auto}", "evict=lfru,prefetch=none,miss=auto,admit=background"),
         ("evict: utility:mass\nmiss: wait\n", "evict=utility:mass,prefetch=none,miss=wait,admit=always"),
         (
             "prefetch: {name: gate, threshold: 0.6}\npreset: speed-first",
@@ -123,7 +124,7 @@ def test_a_text_or_a_mapping_names_a_combination(text, canonical):
         ),
         (
             "admit=background:beta=0.5",
-            "policies.admit: 'background' (only with miss=substitute: without substitution every expert that is missed",
+            "policies.admit: 'background' (only with miss=substitute, compute or auto: with miss=wait all that is",
         ),
         ("quality-first,miss=wait", "policies.admit: 'background' (only with miss=substitute"),
         ({"evict": 3}, "policies.evict: 3 (a policy, or a mapping with its name and parameters)"),

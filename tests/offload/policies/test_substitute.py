@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoe.offload.costs import FixedCosts
 from smoe.offload.policies.spec import Geometry, parse_policies
 from smoe.offload.policies.substitute import Rule, Substitute
 from tests.offload.policies.support import routing
 
-GATE = Rule(0.15)
+GATE, FREE = Rule(0.15), FixedCosts()
 # Router logits of eight experts; chosen are 0, 1, 2, 3. Outside, 5 > 6 > 4 = 7.
 LOGITS = [9.0, 8.0, 7.0, 6.0, 1.0, 5.0, 4.0, 1.0]
 CHOSEN = [0, 1, 2, 3]
@@ -17,7 +18,7 @@ WEIGHTS = [0.5, 0.25, 0.15, 0.1]
 
 
 def decide(policy, resident, *, ids=CHOSEN, weights=WEIGHTS, logits=LOGITS):
-    return policy.decide(routing(3, ids, weights=[weights], logits=[logits]), frozenset(resident), 1.0, 1.0)
+    return policy.decide(routing(3, ids, weights=[weights], logits=[logits]), frozenset(resident), frozenset(), FREE)
 
 
 def test_heavy_misses_are_waited_for_and_light_ones_substituted():
@@ -82,11 +83,11 @@ def test_own_weights_are_the_routers_over_what_is_executed():
 
 def test_own_weights_leave_rows_without_substitute_alone():
     seen = routing(3, CHOSEN, CHOSEN, weights=[WEIGHTS, [0.25, 0.25, 0.25, 0.25]], logits=[LOGITS, LOGITS])
-    decision = Substitute(GATE, own_weight=True).decide(seen, frozenset({0, 1, 2, 6}), 1.0, 1.0)
+    decision = Substitute(GATE, own_weight=True).decide(seen, frozenset({0, 1, 2, 6}), frozenset(), FREE)
     # Row 1 waits for 3 (0.25), so it is there for row 0 as well: nothing is substituted.
     assert decision.ids.tolist() == [CHOSEN, CHOSEN]
     seen = routing(3, CHOSEN, [0, 1, 2, 6], weights=[WEIGHTS, [0.25] * 4], logits=[LOGITS, LOGITS])
-    decision = Substitute(GATE, own_weight=True).decide(seen, frozenset({0, 1, 2, 5, 6}), 1.0, 1.0)
+    decision = Substitute(GATE, own_weight=True).decide(seen, frozenset({0, 1, 2, 5, 6}), frozenset(), FREE)
     assert decision.ids.tolist() == [[0, 1, 2, 5], [0, 1, 2, 6]]
     assert decision.weights[1].tolist() == [0.25] * 4
     assert decision.weights[0].tolist() != pytest.approx(WEIGHTS)
@@ -96,10 +97,10 @@ def test_own_weights_leave_rows_without_substitute_alone():
 def test_what_one_row_waits_for_no_other_substitutes():
     # Row 1 alone replaces 3 by 4. Row 0 would replace 3 too and has no candidate: it waits, and 3 is there for row 1.
     policy, resident = Substitute(GATE), frozenset({0, 1, 4})
-    alone = policy.decide(routing(3, CHOSEN, weights=[WEIGHTS], logits=[LOGITS]), resident, 1.0, 1.0)
+    alone = policy.decide(routing(3, CHOSEN, weights=[WEIGHTS], logits=[LOGITS]), resident, frozenset(), FREE)
     assert alone.ids.tolist() == [[0, 1, 2, 4]]
     seen = routing(3, [0, 1, 4, 3], CHOSEN, weights=[WEIGHTS] * 2, logits=[LOGITS] * 2)
-    decision = policy.decide(seen, resident, 1.0, 1.0)
+    decision = policy.decide(seen, resident, frozenset(), FREE)
     assert decision.ids.tolist() == [[0, 1, 4, 3], CHOSEN]
     assert decision.substituted is None
 
@@ -108,7 +109,7 @@ def test_rows_that_are_not_finite_wait():
     nan = [math.nan] * 4
     assert decide(Substitute(Rule(math.inf)), {0, 5}, weights=nan).ids.tolist() == [CHOSEN]
     seen = routing(3, CHOSEN, [0, 1, 2, 7], weights=[nan, WEIGHTS], logits=[[math.nan] * 8, LOGITS])
-    decision = Substitute(Rule(math.inf)).decide(seen, frozenset({0, 5}), 1.0, 1.0)
+    decision = Substitute(Rule(math.inf)).decide(seen, frozenset({0, 5}), frozenset(), FREE)
     # Row 0 waits for 1, 2, 3: row 1 finds 1 and 2 there, and replaces 7.
     assert decision.ids.tolist() == [CHOSEN, [0, 1, 2, 5]]
     assert decision.substituted.tolist() == [0, 1]
@@ -122,7 +123,7 @@ def test_the_default_threshold_is_one_and_a_half_mean_weights(top_k, heavy):
     for weight, waits in ((heavy, True), (heavy - 1e-3, False)):
         weights = [1 - weight, weight]
         seen = routing(0, [0, 1], weights=[weights], logits=[LOGITS])
-        decision = policy.decide(seen, frozenset({0, 5}), 1.0, 1.0)
+        decision = policy.decide(seen, frozenset({0, 5}), frozenset(), FREE)
         assert decision.ids.tolist() == [[0, 1 if waits else 5]], weight
 
 
@@ -147,7 +148,7 @@ RULES = st.builds(Rule, st.sampled_from([0.1, 0.25, 0.4, math.inf]), st.booleans
 def test_rows_keep_distinct_experts_and_one_row_alone_is_decided_alike(case, rule, own):
     ids, weights, logits, resident = case
     policy = Substitute(rule, own_weight=own)
-    together = policy.decide(routing(0, *ids, weights=weights, logits=logits), resident, 1.0, 1.0)
+    together = policy.decide(routing(0, *ids, weights=weights, logits=logits), resident, frozenset(), FREE)
     waited = {e for old, new in zip(ids, together.ids.tolist(), strict=True) for e in new if e in old} - resident
     for row, new in enumerate(together.ids.tolist()):
         assert len(set(new)) == len(new)
@@ -163,7 +164,10 @@ def test_rows_keep_distinct_experts_and_one_row_alone_is_decided_alike(case, rul
     for row in range(len(ids)):
         one, two = (
             policy.decide(
-                routing(0, *[ids[row]] * n, weights=[weights[row]] * n, logits=[logits[row]] * n), resident, 1.0, 1.0
+                routing(0, *[ids[row]] * n, weights=[weights[row]] * n, logits=[logits[row]] * n),
+                resident,
+                frozenset(),
+                FREE,
             )
             for n in (1, 2)
         )
