@@ -30,7 +30,7 @@ class CrossEntropyConfig:
     rounds: int = 40
     patience: int = 5
     entropy: float = 0.05
-    rows: int = 8192
+    rows: int = 4096
     refine: bool = True
     starts: int = 4
     refined: int = 4

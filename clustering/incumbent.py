@@ -5,7 +5,7 @@ import numpy as np
 from smoe.clustering.objective import load_imbalance, load_limit, local_share, objective
 from smoe.clustering.problem import Array, Balance, LayerProblem, LayerSolution
 from smoe.clustering.refine import TOLERANCE
-from smoe.clustering.tokens import assign_rows, fine_of
+from smoe.clustering.tokens import assign_rows, fine_in_search, fine_of
 from smoe.clustering.units import Units, in_order
 
 
@@ -14,7 +14,7 @@ class Incumbent:
 
     def __init__(self, problem: LayerProblem, units: Units, balance: Balance) -> None:
         self.limit = load_limit(problem, balance)
-        self.fine = fine_of(float(problem.counts.sum()), float(problem.mass.sum()), balance.theta)
+        self.fine = fine_in_search(float(problem.counts.sum()), float(problem.mass.sum()), balance.theta)
         self._problem, self._units, self._theta = problem, units, balance.theta
         self._best: LayerSolution | None = None
         self._key = (np.inf, np.inf)

@@ -9,6 +9,7 @@ from smoe.clustering.units import Units
 
 # Prices are those of the placement that a descent began with; it begins again while new prices lead on.
 PRICE_ROUNDS = 3
+SWEEPS = 3
 # Pairs tried in each pass of a descent, by unit: the most promising ones.
 CANDIDATES = 16
 
@@ -26,7 +27,7 @@ class Polish:
         if self.fine == 0.0:
             return np.zeros(self.units.num_devices)
         local = self.units.counts @ self.units.one_hot(device)
-        return token_prices(np.asarray(local), self.units.mass, self.fine)
+        return token_prices(np.asarray(local), self.units.mass, self.fine, SWEEPS)
 
     def key(self, device: Array) -> tuple[float, float]:
         """Sorts placements, the best first: those that keep the limit, then by value at their own prices."""

@@ -79,7 +79,8 @@ class LayerSolution:
 class Solver(Protocol):
     """Groups a layer's experts. `name` is what reports and `--solver` call it."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def solve(self, problem: LayerProblem, balance: Balance, seed: int) -> LayerSolution:
         """Equal arguments give byte-equal answers, on any number of threads. Raises nothing for a valid problem."""

@@ -9,6 +9,7 @@ import numpy as np
 from smoe.clustering.problem import Array, LayerProblem
 
 SWEEPS = 12
+WORTH = 0.01
 # Rows seen at most this often speak for tokens never seen.
 RARE = 3
 
@@ -18,14 +19,21 @@ def fine_of(counts_total: float, mass_total: float, theta: float) -> float:
     return theta / (1.0 - theta) * counts_total / max(mass_total, 1.0)
 
 
-def token_prices(local: Array, mass: Array, fine: float) -> Array:
+def fine_in_search(counts_total: float, mass_total: float, theta: float) -> float:
+    """0 where all fines together cannot come to a hundredth of the activations: they hardly tell placements apart,
+    and prices are most of a search's time."""
+    fine = fine_of(counts_total, mass_total, theta)
+    return fine if 2.0 * fine * mass_total >= WORTH * counts_total else 0.0
+
+
+def token_prices(local: Array, mass: Array, fine: float, sweeps: int = SWEEPS) -> Array:
     """[G] activations a token, within +-`fine`: each in turn set so that its device gets its share, if that can be."""
     num_rows, num_devices = local.shape
     price = np.zeros(num_devices)
     if num_rows == 0 or num_devices == 1 or fine == 0.0:
         return price
     share = mass.sum() / num_devices
-    for _ in range(SWEEPS):
+    for _ in range(sweeps):
         before = price.copy()
         for device in range(num_devices):
             score = local - price * mass[:, None]
