@@ -7,23 +7,10 @@ import torch
 from smoe.collectives.schedules.plain import AllReduce, Scatter
 from smoe.collectives.schedules.protocol import StepRows
 from smoe.collectives.schedules.speculative import Speculative
-from smoe.core.placement import RoutingTables
+from tests.collectives.tables import make_tables
 from tests.collectives.thread_group import run_ranks
 
 VOCAB, HIDDEN, LAYERS = 50, 8, (1, 2, 4)
-
-
-def make_tables(devices: int, seed: int = 0, *, chain: float = 0.5) -> RoutingTables:
-    rng = np.random.default_rng(seed)
-    layers = len(LAYERS)
-    device = rng.integers(0, devices, (layers, VOCAB)).astype(np.int16)
-    return RoutingTables(
-        token_device=device,
-        token_confidence=rng.random((layers, VOCAB)).astype(np.float16),
-        token_second=((device + 1) % devices).astype(np.int16),
-        chain_device=rng.integers(0, devices, (layers, devices + 1, devices + 1)).astype(np.int16),
-        chain_confidence=np.full((layers, devices + 1, devices + 1), chain, dtype=np.float16),
-    )
 
 
 def forward(group, schedule, rows: int) -> torch.Tensor:
@@ -44,7 +31,7 @@ def forward(group, schedule, rows: int) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [0, 1, 3, 5, 7, 64, 257])  # none, fewer than ranks, no multiple of them, many
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_all_schedules_give_the_same_bits(rows: int, size: int) -> None:
-    tables = make_tables(size)
+    tables = make_tables(size, vocab=VOCAB, layers=len(LAYERS))
     makes = {
         "allreduce": AllReduce,
         "scatter": Scatter,
@@ -65,7 +52,7 @@ def test_all_schedules_give_the_same_bits(rows: int, size: int) -> None:
 
 def test_rows_go_where_the_surer_table_says_as_far_as_there_is_room() -> None:
     size, rows = 3, 12
-    tables = make_tables(size, chain=0.0)
+    tables = make_tables(size, vocab=VOCAB, layers=len(LAYERS), chain=0.0)
     tokens = torch.arange(rows)
 
     def body(group, factor):
@@ -87,7 +74,7 @@ def test_rows_go_where_the_surer_table_says_as_far_as_there_is_room() -> None:
 def test_the_history_of_two_layers_decides_where_it_is_surer() -> None:
     """The chain sends each row to the rank that follows, cyclically, the one before: seen at the third MoE layer."""
     size, rows = 3, 9
-    tables = make_tables(size)
+    tables = make_tables(size, vocab=VOCAB, layers=len(LAYERS))
     for before in range(size + 1):
         tables.chain_device[:, :, before] = (before + 1) % size
     tables.chain_confidence[:] = 1.0
@@ -128,7 +115,7 @@ def test_bytes_of_each_schedule_are_those_of_the_formulas() -> None:
         assert own == {"reduce": 2 * u * layers, "gather": u * layers}
     for own in traffic(Scatter):
         assert own == {"reduce": u * layers, "gather": u * layers}
-    tables = make_tables(size)
+    tables = make_tables(size, vocab=VOCAB, layers=len(LAYERS))
     ragged = traffic(lambda group: Speculative(group, tables, LAYERS, capacity_factor=2.0, chain=False))
     assert sum(own["reduce"] for own in ragged) == size * u * layers
     assert sum(own["gather"] for own in ragged) == size * u * layers

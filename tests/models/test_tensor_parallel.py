@@ -7,9 +7,11 @@ import torch
 from transformers import AutoConfig
 
 from smoe.collectives.schedules.plain import AllReduce, Scatter
+from smoe.collectives.schedules.speculative import Speculative
 from smoe.core.errors import ConfigError
 from smoe.models.loading import open_checkpoint
 from smoe.models.tensor_parallel import TensorShare, check_size
+from tests.collectives.tables import make_tables
 from tests.collectives.thread_group import run_ranks
 from tests.models.parity import write_checkpoint
 from tests.models.sharded import COMMON, FAMILIES, random_places, rank_decoder, run, whole_decoder
@@ -38,12 +40,17 @@ def test_every_family_over_ranks_is_the_whole_model(folder: Path, size: int) -> 
     tokens = [torch.randint(89, (6,), generator=generator).tolist() for _ in prompts]
     expected = run(whole_decoder(checkpoint, torch.float32), prompts, tokens)
     places = random_places(checkpoint, size, seed=3)
+    layers = checkpoint.spec.moe_layers
+    tables = make_tables(size, seed=size, vocab=89, layers=len(layers))
+    schedules = {
+        "allreduce without dedup": (AllReduce, False),
+        "allreduce": (AllReduce, True),
+        "scatter": (Scatter, True),
+        "speculative": (lambda group: Speculative(group, tables, layers), True),
+        "speculative, ragged": (lambda group: Speculative(group, tables, layers, capacity_factor=2.0), True),
+    }
     results = {}
-    for name, make, dedup in (
-        ("allreduce", AllReduce, False),
-        ("allreduce-dedup", AllReduce, True),
-        ("scatter", Scatter, True),
-    ):
+    for name, (make, dedup) in schedules.items():
 
         def body(group, make=make, dedup=dedup):
             return run(rank_decoder(checkpoint, torch.float32, group, make, places, dedup=dedup), prompts, tokens)
@@ -51,8 +58,9 @@ def test_every_family_over_ranks_is_the_whole_model(folder: Path, size: int) -> 
         results[name] = run_ranks(size, body)[0]
         for ours, theirs in zip(results[name], expected, strict=True):
             assert (ours - theirs).abs().max() < TOLERANCE, name
-    for ours, theirs in zip(results["scatter"], results["allreduce-dedup"], strict=True):
-        assert torch.equal(ours, theirs)  # the same sums in the same order, whoever works on a row
+    for name in ("allreduce", "speculative", "speculative, ragged"):
+        for ours, theirs in zip(results["scatter"], results[name], strict=True):
+            assert torch.equal(ours, theirs), name  # the same sums in the same order, whoever works on a row
 
 
 def test_parts_of_all_ranks_make_the_whole(folder: Path) -> None:
