@@ -12,7 +12,7 @@ from smoe.offload.costs import FixedCosts
 from smoe.offload.planner import Planner
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.future import Future
-from smoe.offload.policies.protocols import PolicySet
+from smoe.offload.policies.protocols import Costs, PolicySet
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.sim import passes
 from smoe.sim.compute import ComputeModel
@@ -38,6 +38,7 @@ def simulate(
     batch: int = 1,
     max_background: int | None = None,
     pause_share: float | None = None,
+    costs: Costs | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> SimResult:
@@ -46,7 +47,8 @@ def simulate(
     `capacity` is what `expert_memory` is to the engine (more than all experts is all of them); `pool` says whether its
     slots are dealt to the layers evenly or shared above one a layer. `expert_bytes` is the size of one expert: needed
     for a capacity in bytes, and for a link. Without a link transfers take no time and there are no times in the result.
-    `max_background` and `pause_share` are the Planner's; by default prefetching never pauses itself here.
+    `max_background` and `pause_share` are the Planner's; by default prefetching never pauses itself here. `costs` are
+    what miss=auto compares, by default those of `link` and `compute`. Every expert can be computed in place.
     `on_progress` gets the tokens done so far. Raises ConfigError.
     """
     run = start(
@@ -61,6 +63,7 @@ def simulate(
         batch=batch,
         max_background=max_background,
         pause_share=pause_share,
+        costs=costs,
         seed=seed,
     )
     play(trace, [run], on_progress)
@@ -80,6 +83,7 @@ def start(
     batch: int = 1,
     max_background: int | None = None,
     pause_share: float | None = None,
+    costs: Costs | None = None,
     seed: int = 0,
     future: Future | None = None,
 ) -> InstantRun | SteppedRun:
@@ -115,6 +119,7 @@ def start(
         return InstantRun(setting, trace, cache)
     residency = Residency(num_slots, layers, policies.eviction, floor=floor)
     compute = compute or ComputeModel()
+    fetch_s = 0.0 if link is None else link.transfer_s(setting.expert_bytes)
     planner = Planner(
         residency,
         policies,
@@ -122,7 +127,7 @@ def start(
         max_background=max_background,
         pause_share=pause_share,
         hold=lambda layer, experts: frozenset(experts),
-        costs=FixedCosts(0.0 if link is None else link.transfer_s(setting.expert_bytes), compute.in_place_row_s),
+        costs=costs or FixedCosts(fetch_s, compute.in_place_row_s),
     )
     return SteppedRun(setting, trace, residency, planner, link, compute)
 

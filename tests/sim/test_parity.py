@@ -21,6 +21,9 @@ from smoe.models.decoder import Decoder
 from smoe.models.kv import KVCache
 from smoe.models.loading import open_checkpoint
 from smoe.offload.bank import OffloadedBank
+from smoe.offload.costs import FixedCosts
+from smoe.offload.host import HostMemory
+from smoe.offload.host_store import fill_all
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import parse_policies
 from smoe.offload.shelf import Shelf
@@ -48,12 +51,22 @@ POLICIES = (
     "evict=least-stale:layer,prefetch=follow:threshold=0.1",
     "evict=least-stale:four-tier,prefetch=gate:width=3",
 )
+IN_PLACE = (
+    "evict=lru,miss=cpu,admit=background:beta=0.2",
+    "evict=utility:mass,prefetch=gate:width=4,miss=cpu,admit=background:beta=0.3",
+    "evict=least-stale,prefetch=follow,miss=cpu,admit=always",
+    "evict=lfu,miss=auto",
+    "evict=lru,prefetch=gate:threshold=0.3,miss=auto,admit=always",
+)
+COSTS = FixedCosts(fetch_s=1.0, row_s=0.4)
 COUNTS = (
     "hits",
     "late",
     "cold_misses",
     "collision_misses",
     "compulsory_misses",
+    "computed_in_place",
+    "computed_in_place_rows",
     "prefetched",
     "prefetch_used",
     "wasted",
@@ -97,6 +110,8 @@ class Offloaded:
         self._dtype = compute_dtype(self._checkpoint.spec, CONFIG)
         self._params = self._checkpoint.params(dtype=self._dtype, device="cpu")
         self._shelf = Shelf(self._checkpoint.spec, self._checkpoint.expert_source, self._dtype)
+        self._place = HostMemory(self._shelf, self._shelf.num_experts)
+        fill_all(self._shelf, self._place, InstantStore())
 
     def stats(
         self, policy: str, slots_a_layer: int, *, seed: int, shared: bool = False, pause_share: float | None = None
@@ -108,7 +123,14 @@ class Offloaded:
         num_slots = slots_a_layer * len(info.moe_layers)
         floor = 1 if shared else slots_a_layer
         bank = OffloadedBank(
-            self._shelf, InstantStore(), policies, num_slots=num_slots, floor=floor, pause_share=pause_share
+            self._shelf,
+            InstantStore(),
+            policies,
+            num_slots=num_slots,
+            floor=floor,
+            pause_share=pause_share,
+            in_place=self._place,
+            costs=COSTS,
         )
         decoder = Decoder(spec, self._params, bank, dtype=self._dtype)
         kv = KVCache(spec, num_rows=64, num_states=1, dtype=self._dtype, device="cpu")
@@ -167,6 +189,20 @@ def test_engine_and_simulator_count_alike(engine: Offloaded, trace: RouteTrace, 
         assert live.evictions > 0
     if "prefetch" in policy and slots < 64:
         assert live.prefetched > 0
+
+
+@pytest.mark.parametrize("slots", [1, 8, 20])
+@pytest.mark.parametrize("policy", IN_PLACE)
+def test_they_compute_in_place_alike(engine: Offloaded, trace: RouteTrace, policy: str, slots: int) -> None:
+    live = engine.stats(policy, slots, seed=3)
+    simulated = simulate(trace, policy, str(slots), costs=COSTS, seed=3)
+    assert counts(simulated.experts) == counts(live)
+    assert live.hits + live.late + live.misses == simulated.accesses
+    assert live.hits > 0
+    assert 0 < live.computed_in_place <= live.late + live.misses
+    if "cpu" in policy:
+        assert live.computed_in_place == live.late + live.misses
+        assert (live.admitted > 0) == ("background" in policy)
 
 
 @pytest.mark.parametrize("policy", ["evict=least-stale:cyclic,prefetch=gate", "evict=lru:no-touch,prefetch=follow"])
