@@ -50,7 +50,7 @@ class InstantCache:
         self._held, self._owed = dict.fromkeys(layers, 0), floor * len(layers)
         # Layers above their floors as a set of bits, and for each such set met, which those are.
         self._bit = {layer: 1 << place for place, layer in enumerate(layers)}
-        self._above, self._may_lose = 0, dict[int, list[int]]()
+        self._above, self._may_lose = 0, dict[int, Sequence[int]]()
         self._free = self._least_free = num_slots
         self._epoch = 1
         # Not to be evicted: these of the layer that runs, and what is on its way for later layers.
@@ -232,18 +232,25 @@ class InstantCache:
         self._hold(layer, 1)
         return True
 
-    def _find_may_lose(self, wants: int) -> list[int]:
+    def _find_may_lose(self, wants: int) -> Sequence[int]:
         among = self._above | self._bit[wants]
         if len(self._may_lose) > MOST_SETS:
             self._may_lose.clear()
-        found = self._may_lose[among] = [layer for layer, bit in self._bit.items() if bit & among]
+        found = self._may_lose[among] = short([layer for layer, bit in self._bit.items() if bit & among])
         return found
 
     def _hold(self, layer: int, change: int) -> None:
         """`change` is 1 or -1."""
-        before, floor = self._held[layer], self._floor
-        self._held[layer] = after = before + change
-        if min(before, after) < floor:
+        held = self._held[layer]
+        self._held[layer] = held + change
+        least = held if change > 0 else held - 1
+        if least < self._floor:
             self._owed -= change
-        elif min(before, after) == floor:
+        elif least == self._floor:
             self._above ^= self._bit[layer]
+
+
+def short(layers: Sequence[int]) -> Sequence[int]:
+    """The same as a range if it is one, in which policies find a layer without looking through all."""
+    whole = range(layers[0], layers[-1] + 1)
+    return whole if len(whole) == len(layers) > 1 else layers

@@ -1,6 +1,6 @@
 """The passes of a trace as simulations take them, made a block at a time, once for all that run side by side."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -34,18 +34,21 @@ def blocks(
     """All forwards in order, with the tokens that they take. `lookahead` is None after the last layer, and where the
     trace has none."""
     steps = forwards(trace, mode, batch)
-    nothing = [None] * len(trace.layers)
+    nothing: list[None] = [None] * len(trace.layers)
     while some := list(islice(steps, BLOCK)):
         rows = np.concatenate([np.arange(*span) for spans in some for span in spans])
         starts = np.cumsum([0, *(sum(end - start for start, end in spans) for spans in some)]).tolist()
         ids = trace.expert_ids[:, rows].astype(np.int32)
         experts = _experts(ids, starts)
+        routings: Sequence[Sequence[Routing | None]]
+        ahead: Sequence[Sequence[Array | None]]
         routings = _routings(trace, rows, ids, starts) if routing else [nothing] * len(some)
         ahead = _lookahead(trace, rows, starts) if lookahead else [nothing] * len(some)
-        yield (
-            len(rows),
-            [list(map(Pass, trace.layers, *of_forward)) for of_forward in zip(experts, routings, ahead, strict=True)],
-        )
+        made: list[Forward] = [
+            list(map(Pass, trace.layers, of_each, routing_each, ahead_each))
+            for of_each, routing_each, ahead_each in zip(experts, routings, ahead, strict=True)
+        ]
+        yield len(rows), made
 
 
 def future(trace: RouteTrace, mode: Mode, batch: int) -> Future:

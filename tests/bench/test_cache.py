@@ -8,12 +8,15 @@ import pytest
 
 from smoe.bench.cache import run as cache_run
 from smoe.bench.cache.grid import EVICTIONS, GATES, Point, capacities, points
-from smoe.bench.cache.open_pool import replay_open
+from smoe.bench.cache.open_pool import OpenPool
+from smoe.bench.cache.points import groups
 from smoe.bench.cache.report import explain, least_stale_figures, winner_figures
 from smoe.bench.cache.rows import Row
 from smoe.bench.cache.winners import contests, ratio, tally, winners
 from smoe.core.route_trace import DECODE, RouteTrace
+from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import parse_policies
+from smoe.sim.passes import blocks, future
 
 
 def trace(passes: list[list[list[int]]], *, experts: int = 8, lookahead: bool = False) -> RouteTrace:
@@ -40,6 +43,18 @@ def drawn(tokens: int, layers: int = 3, experts: int = 8, top_k: int = 2, *, loo
         experts=experts,
         lookahead=lookahead,
     )
+
+
+def replay_open(routes: RouteTrace, policy: str, num_slots: int) -> OpenPool:
+    geometry = Geometry(layers=routes.layers, num_experts=routes.num_experts, top_k=routes.top_k)
+    policies = parse_policies(policy).build(geometry, future=future(routes, "decode", 1))
+    pool = OpenPool(num_slots, policies, routes.layers)
+    for _, block in blocks(routes, "decode", 1, routing=True, lookahead=False):
+        for forward in block:
+            pool.begin_forward()
+            for each in forward:
+                pool.run_layer(*each)
+    return pool
 
 
 def made(eviction: str, hits: int, *, collisions: int = 0, prefetch: str = "oracle", pool: str = "open") -> Row:
@@ -128,10 +143,8 @@ def test_ratio_of_nothing_is_nothing() -> None:
 def test_open_pool_counts_what_was_fetched_ahead_and_lost_within_the_forward_as_a_collision() -> None:
     # Two slots, two layers of two experts each: under LRU without touch the second prefetch takes the first one's slot.
     passes = [[[0, 1], [2, 3]]] * 3
-    lost = replay_open(
-        trace(passes), parse_policies("evict=lru:no-touch,prefetch=oracle:accuracy=1.0"), 2, mode="decode"
-    )
-    kept = replay_open(trace(passes), parse_policies("evict=lru,prefetch=oracle:accuracy=1.0"), 2, mode="decode")
+    lost = replay_open(trace(passes), "evict=lru:no-touch,prefetch=oracle:accuracy=1.0", 2)
+    kept = replay_open(trace(passes), "evict=lru,prefetch=oracle:accuracy=1.0", 2)
     assert (kept.collisions, kept.hits) == (0, 10)
     assert lost.collisions > 0
     assert lost.hits + lost.cold + lost.collisions == kept.hits + kept.cold + kept.collisions == 12
@@ -139,7 +152,7 @@ def test_open_pool_counts_what_was_fetched_ahead_and_lost_within_the_forward_as_
 
 def test_open_pool_without_prefetch_agrees_with_a_plain_lru() -> None:
     t = drawn(200)
-    pool = replay_open(t, parse_policies("evict=lru"), 7, mode="decode")
+    pool = replay_open(t, "evict=lru", 7)
     order: list[tuple[int, int]] = []
     hits = 0
     for token in range(200):
@@ -158,15 +171,18 @@ def test_a_run_writes_rows_winners_and_pictures(tmp_path: Path, monkeypatch: pyt
 
     def backwards(function, items, common):  # type: ignore[no-untyped-def]
         for index in reversed(range(len(items))):
-            seen.append(index)
             yield index, function(items[index], common)
 
-    result = cache_run.run(quick=True, out=tmp_path, fan_out=backwards)
+    result = cache_run.run(quick=True, out=tmp_path, fan_out=backwards, on_progress=lambda *at: seen.append(at))
     with open(tmp_path / str(result.samples["rows"])) as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(seen) == result.config["points"]
+    assert len(rows) == result.config["points"]
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (len(rows), len(rows))
     assert all(r["accesses"] == str(24 * 6) for r in rows if r["mode"] == "decode")
-    assert {f.figure for f in result.summary} >= {"simulator, one core, evict=lru"}
+    assert {f.figure for f in result.summary} >= {
+        "simulator, one core, gpt-oss-20b decode, prefetch none: median over evictions"
+    }
     pictures = {path.name for path in tmp_path.glob("*.png")}
     assert "cache-quick-collisions.png" in pictures
     assert "cache-quick-builtin-layer.png" in pictures
@@ -176,7 +192,23 @@ def test_a_trace_of_ones_own_is_replayed_by_a_hundred_combinations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_run, "open_trace", lambda name: drawn(8, layers=2, experts=128))
+    monkeypatch.setattr(cache_run, "WHOLE_TOKENS", 100)
     result = cache_run.run(quick=False, out=tmp_path, trace="mine.safetensors")
     assert result.name == "cache-whole"
     assert result.config["points"] == 100
+    assert result.config["traces"]["mine.safetensors"]["tokens"] == 100  # type: ignore[index]
     assert (tmp_path / "cache-whole-mine.safetensors-shared.png").exists()
+
+
+def test_a_trace_is_repeated_to_the_token() -> None:
+    found = cache_run.repeated(drawn(8), 20)
+    found.validate()
+    assert found.sequence_start.tolist() == [0, 8, 16, 20]
+    assert (found.expert_ids[:, 16:] == drawn(8).expert_ids[:, :4]).all()
+
+
+def test_groups_are_of_one_trace_and_take_turns() -> None:
+    todo = [*points("a", drawn(1), "decode"), *points("b", drawn(1), "prefill")]
+    found = groups(todo)
+    assert sorted(index for group in found for index in group) == list(range(len(todo)))
+    assert [{todo[index].trace for index in group} for group in found[:4]] == [{"a"}, {"b"}, {"a"}, {"b"}]

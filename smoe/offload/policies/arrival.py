@@ -19,7 +19,7 @@ class FIFO(Deaf):
         self._queue = Queue()
 
     def admit(self, layer: int, expert: int, reason: Reason) -> None:
-        self._queue.append(layer, (expert,))
+        self._queue.push(layer, expert)
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
         pass

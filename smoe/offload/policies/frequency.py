@@ -58,7 +58,7 @@ class LFRU(LFU):
     def admit(self, layer: int, expert: int, reason: Reason) -> None:
         self._clock += 1
         self._uses[layer, expert] = (1, self._clock)
-        self._privileged.append(layer, (expert,))
+        self._privileged.push(layer, expert)
         self._demote()
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:

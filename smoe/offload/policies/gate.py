@@ -4,6 +4,7 @@ Top-k is the fixed width of Eliseev and Mazur ("Fast inference of mixture-of-exp
 2023); down to a score threshold is SpecMD's dynamic width (spec P5), which spends what the link has to spare.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +32,8 @@ class GateLookahead:
     def plan(self, routing: Routing, next_layer: int, lookahead_logits: Array | None) -> Sequence[Key]:
         if lookahead_logits is None:
             return ()
+        if len(lookahead_logits) == 1:
+            return self._plan_one(lookahead_logits[0].astype(np.float32), next_layer)
         logits = lookahead_logits.astype(np.float32)
         logits = logits[np.isfinite(logits).all(axis=1)]
         if not len(logits):
@@ -41,3 +44,14 @@ class GateLookahead:
 
     def observe(self, routing: Routing) -> None:
         pass
+
+    def _plan_one(self, logits_E: Array, next_layer: int) -> list[Key]:
+        """`plan` for one row, which is what decoding asks for all the time."""
+        order = np.argsort(-logits_E, kind="stable")
+        logits = logits_E[order].tolist()
+        if not (math.isfinite(logits[0]) and math.isfinite(logits[-1])):  # NaN sorts last
+            return []
+        # The score exp(logit - last) is above zero and reaches the threshold.
+        least = logits[self._top_k - 1] + (math.log(self._threshold) if self._threshold else -EXP_LIMIT)
+        best = zip(order[: self._width].tolist(), logits, strict=False)
+        return [(next_layer, expert) for expert, logit in best if logit >= least]

@@ -29,7 +29,7 @@ class LeastStaleFIFO(Deaf):
 
     def admit(self, layer: int, expert: int, reason: Reason) -> None:
         self._made_current[layer, expert] = self._epoch
-        self._arrivals.append(layer, (expert,))
+        self._arrivals.push(layer, expert)
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
         for expert in experts:

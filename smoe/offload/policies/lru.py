@@ -19,11 +19,11 @@ class LRU(Deaf):
         self._unused, self._used = Queue(), Queue()
 
     def admit(self, layer: int, expert: int, reason: Reason) -> None:
-        unused = reason is Reason.PREFETCH and not self._prefetch_touch
-        (self._unused if unused else self._used).append(layer, (expert,))
+        touched = self._prefetch_touch or reason is not Reason.PREFETCH
+        (self._used if touched else self._unused).push(layer, expert)
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
-        if not self._prefetch_touch:
+        if self._unused:
             for expert in experts:
                 if (layer, expert) in self._unused:
                     self._unused.remove(layer, expert)
@@ -34,7 +34,8 @@ class LRU(Deaf):
             self._used.append(layer, experts)
 
     def forget(self, layer: int, expert: int) -> None:
-        (self._unused if (layer, expert) in self._unused else self._used).remove(layer, expert)
+        queue = self._unused if self._unused and (layer, expert) in self._unused else self._used
+        queue.remove(layer, expert)
 
     def victim(self, layers: Sequence[int], evictable: Evictable, wanted: Key, reason: Reason) -> Key | None:
         unused = self._unused.first(layers, evictable) if self._unused else None

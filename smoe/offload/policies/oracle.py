@@ -33,7 +33,6 @@ class Oracle:
         experts = self._future.experts_of(following)
         if not experts:
             return ()
-        self._future.check(following, next_layer)
         left, others = len(self._everyone) - len(experts), list[int]()
         named = []
         for expert in experts:

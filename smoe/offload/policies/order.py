@@ -43,6 +43,14 @@ class Queue:
                 everyone.move_to_end(key)
         self._clock = clock
 
+    def push(self, layer: int, expert: int) -> None:
+        """To the young end; it is not in the queue."""
+        self._clock += 1
+        self._size += 1
+        self._ages[layer][expert] = self._clock
+        if self._all is not None:
+            self._all[layer, expert] = None
+
     def remove(self, layer: int, expert: int) -> None:
         del self._ages[layer][expert]
         self._size -= 1
@@ -106,8 +114,8 @@ class Heap:
         """`scores` is looked into, not copied; it has every key that is in the heap."""
         self._scores, self._pushes = scores, 0
         self._live: dict[Key, int] = {}
-        # A heap of one layer, or under None of all, exists from the first time that it is asked for. What was on top and
-        # could not be evicted lies aside: a pass holds the same ones each time it asks.
+        # A heap of one layer, or under None of all, exists from the first time that it is asked for. What was on top
+        # and could not be evicted lies aside: a pass holds the same ones each time it asks.
         self._heaps: dict[int | None, list[Entry]] = {}
         self._aside: dict[int | None, list[Entry]] = {}
         self._rebuilt_at = 0  # pushes then
