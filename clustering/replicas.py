@@ -1,8 +1,9 @@
 """Copies of hot experts in spare slots of one layer: for balance first, then to keep activations at home.
 
-An expert's activations are shared evenly by the devices that hold it, as EPLB counts them.
+Who computes what is as `placement_maps.computing_device` says. So a copy takes load from other devices if the tokens
+are where the copy is, or if their senders are dealt to it; nothing splits what a device asks of itself.
 
-Axes: E experts, G devices.
+Axes: E experts, G devices, C candidates (an expert and a device with room that lacks it).
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smoe.core.errors import ConfigError
+from smoe.core.placement_maps import computing_device
 
 Array = npt.NDArray[Any]
 
@@ -47,13 +49,12 @@ def choose_replicas(
     """
     held = on_device.astype(bool).copy()
     _check(held, activations, extra_slots, allowed_load)
-    demand = activations.sum(axis=1, dtype=np.float64)
     room = np.asarray(extra_slots, dtype=np.int64).copy()
     copies: list[list[int]] = [[] for _ in extra_slots]
     before = _measure(held, activations)
-    limit = allowed_load * demand.sum() / len(extra_slots)
+    limit = allowed_load * float(activations.sum()) / len(extra_slots)
     while room.any():
-        expert, device = _next_copy(held, demand, activations, room, limit)
+        expert, device = _next_copy(held, activations, room, limit)
         held[expert, device] = True
         copies[device].append(expert)
         room[device] -= 1
@@ -68,20 +69,26 @@ def choose_replicas(
     )
 
 
-def device_load(on_device: Array, demand: Array) -> Array:
-    """[G] activations computed by each device when `demand` [E] is shared evenly by the holders."""
-    return np.asarray((demand / on_device.sum(axis=1)) @ on_device)
+def device_load(on_device: Array, activations: Array) -> Array:
+    """[G] activations that each device computes."""
+    return np.asarray(_by_device(computing_device(on_device), activations).sum(axis=0))
 
 
-def _next_copy(held: Array, demand: Array, activations: Array, room: Array, limit: float) -> tuple[int, int]:
+def _by_device(device: Array, counts: Array) -> Array:
+    """[C, G] f64: `counts` [C, G] by sender, summed by the `device` [C, G] that computes them."""
+    rows, devices = device.shape
+    at = np.arange(rows)[:, None] * devices + device
+    return np.bincount(at.ravel(), weights=counts.ravel(), minlength=rows * devices).reshape(rows, devices)
+
+
+def _next_copy(held: Array, activations: Array, room: Array, limit: float) -> tuple[int, int]:
     """The best (expert, device) with room for it, ties to the lowest ids."""
-    load = device_load(held, demand)
+    now = _by_device(computing_device(held), activations)
+    load = now.sum(axis=0)
     experts, devices = np.nonzero(~held & (room > 0))
-    holders = held.sum(axis=1)
-    # A new holder takes an equal part of what each of the others has.
-    relief = demand / holders - demand / (holders + 1)
-    loads = load - held[experts] * relief[experts, None]
-    loads[np.arange(len(experts)), devices] += (demand / (holders + 1))[experts]
+    then = held[experts]
+    then[np.arange(len(experts)), devices] = True
+    loads = load - now[experts] + _by_device(computing_device(then), activations[experts])
     highest, spread = loads.max(axis=1), (loads**2).sum(axis=1)
     kept_home = activations[experts, devices]
     bound = max(limit, load.max())
@@ -102,7 +109,7 @@ def _measure(held: Array, activations: Array) -> tuple[float, float]:
     total = float(activations.sum())
     if total == 0:
         return 1.0, 1.0
-    load = device_load(held, activations.sum(axis=1, dtype=np.float64))
+    load = device_load(held, activations)
     return float(load.max() / load.mean()), float((activations * held).sum() / total)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from smoe.core.placement_maps import computing_device
+
 Array = npt.NDArray[Any]
 
 RINGS = {"allreduce": 3, "scatter": 2, "speculative": 2}
@@ -55,13 +57,11 @@ class Traffic:
 
 
 def computed_at(expert_ids: Array, held: Array, at: Array) -> Array:
-    """[T, G] activations that each device computes for a token on device `at` [T]: there if it can, else on the first
-    device that holds the expert."""
+    """[T, G] activations that each device computes for a token on device `at` [T], as `computing_device` says."""
     counts = np.zeros((len(at), held.shape[1]), dtype=np.uint8)
-    rows, first = np.arange(len(at)), held.argmax(axis=1)
+    rows, device = np.arange(len(at)), computing_device(held)
     for slot in range(expert_ids.shape[1]):
-        expert = expert_ids[:, slot]
-        counts[rows, np.where(held[expert, at], at, first[expert])] += 1
+        counts[rows, device[expert_ids[:, slot], at]] += 1
     return counts
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from smoe.core.placement import Placement
+from smoe.core.placement_maps import computing_device
 
 Tensor = torch.Tensor
 
@@ -20,11 +21,5 @@ def expert_places(placement: Placement, place: int) -> Mapping[int, Tensor]:
     one of the holders, different ones for different senders."""
     places: dict[int, Tensor] = {}
     for index, layer in enumerate(placement.layers):
-        on_device = torch.from_numpy(placement.on_device[index])
-        holders_E = on_device.sum(dim=1)
-        # The holder that comes `place` modulo their number after the first: senders are dealt to holders in turn.
-        wanted_E = place % holders_E
-        reached_EG = on_device.long().cumsum(dim=1) == (wanted_E + 1).unsqueeze(1)
-        chosen_E = reached_EG.long().argmax(dim=1)
-        places[layer] = torch.where(on_device[:, place], place, chosen_E)
+        places[layer] = torch.from_numpy(computing_device(placement.on_device[index])[:, place]).long()
     return places

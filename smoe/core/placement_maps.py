@@ -30,6 +30,16 @@ def expert2slots(placement: Placement) -> tuple[Array, Array]:
     return slots, count
 
 
+def computing_device(on_device: Array) -> Array:
+    """[..., E, G] i16 from a placement's `on_device` [..., E, G] bool: the device that computes an expert for the rows
+    on device g. That is g itself where it holds the expert; else senders are dealt to the holders in turn, sender g to
+    the one that comes g modulo their number after the first. Every expert must be held somewhere."""
+    senders = np.arange(on_device.shape[-1])
+    holders = np.argsort(~on_device, axis=-1, kind="stable")
+    dealt = np.take_along_axis(holders, senders % on_device.sum(axis=-1, keepdims=True), axis=-1)
+    return np.where(on_device, senders, dealt).astype(np.int16)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerChange:
     """Of one decoder layer: how many (expert, device) holdings are new, and how many are given up."""

@@ -10,7 +10,7 @@ import pytest
 from smoe.core.errors import PlacementError
 from smoe.core.placement import Placement, check_fits
 from smoe.core.placement_build import contiguous, even_slots, from_expert_device, relabel_devices, with_replicas
-from smoe.core.placement_maps import device2experts, diff, expert2slots
+from smoe.core.placement_maps import computing_device, device2experts, diff, expert2slots
 from tests.core.placements import DEVICES, EXPERTS, LAYERS, SLOTS, VOCAB, placement, tables
 
 PLAIN = contiguous(fingerprint="abc", num_experts=6, layers=(0, 3), num_devices=3)
@@ -170,6 +170,17 @@ def test_maps_by_expert_are_the_inverse_of_the_slots() -> None:
                 expected = np.flatnonzero(made.slot2expert[row] == expert).tolist()
                 assert count[row, expert] == len(expected)
                 assert slots[row, expert].tolist() == expected + [-1] * (slots.shape[2] - len(expected))
+
+
+def test_rows_are_computed_at_home_or_dealt_to_the_holders() -> None:
+    held = np.zeros((3, 5), dtype=bool)
+    held[0, 3] = held[1, [0, 2]] = held[2, [1, 2, 4]] = True
+    found = computing_device(held)
+    assert found.dtype == np.int16
+    assert found.tolist() == [[3, 3, 3, 3, 3], [0, 2, 2, 2, 0], [1, 1, 2, 1, 4]]
+    assert np.array_equal(computing_device(np.stack([held, held]))[1], found)
+    made = placement()
+    assert (computing_device(made.on_device) == made.expert2device[:, :, None]).all(), "without copies there is one"
 
 
 def test_renamed_devices_hold_what_they_held() -> None:
