@@ -17,6 +17,8 @@ from smoe.kernels.routing.launch import block_of, blocks, launch, use_triton
 if TYPE_CHECKING:
     import triton.language as tl
 
+CACHED_VALUES = 1 << 15  # of a twin's working rows: larger ones are new memory at each call, several times as slow
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DispatchPlan:
@@ -122,11 +124,16 @@ def sum_places_ref(
     partials_SD: Tensor, place_TG: Tensor, out_dtype: torch.dtype, residual_TD: Tensor | None = None
 ) -> Tensor:
     """The torch twin."""
-    sum_TD = torch.zeros(len(place_TG), partials_SD.shape[1], device=partials_SD.device)
-    for place_T in place_TG.unbind(1) if len(partials_SD) else ():
-        partial_TD = partials_SD.index_select(0, place_T.clamp(min=0))
-        sum_TD = torch.where(place_T[:, None] >= 0, sum_TD + partial_TD, sum_TD)
-    return (sum_TD if residual_TD is None else residual_TD.float() + sum_TD).to(out_dtype)
+    out_TD = torch.empty(len(place_TG), partials_SD.shape[1], dtype=out_dtype, device=partials_SD.device)
+    step = max(1, len(place_TG) if out_TD.is_cuda else CACHED_VALUES // max(1, out_TD.shape[1]))
+    for begin in range(0, len(place_TG), step):
+        rows = slice(begin, begin + step)
+        sum_TD = torch.zeros_like(out_TD[rows], dtype=torch.float32)
+        for place_T in place_TG[rows].unbind(1):
+            row_N = (place_T >= 0).nonzero().flatten()
+            sum_TD.index_add_(0, row_N, partials_SD.index_select(0, place_T[row_N]).float())
+        out_TD[rows] = sum_TD if residual_TD is None else residual_TD[rows].float() + sum_TD
+    return out_TD
 
 
 def _needed(

@@ -16,30 +16,33 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 
-def gather_rows(x_TD: Tensor, index_N: Tensor, per_row: int = 1) -> Tensor:
+def gather_rows(x_TD: Tensor, index_N: Tensor, per_row: int = 1, out_ND: Tensor | None = None) -> Tensor:
     """out[n] = x[index[n] // per_row] -> [N, D]; zeros where the index is negative, whatever x holds.
 
-    With `per_row` = K the index counts (row, choice) pairs, as `sort_by_bin` of [T, K] numbers them.
+    With `per_row` = K the index counts (row, choice) pairs, as `sort_by_bin` of [T, K] numbers them. A given
+    `out_ND` is contiguous, of x's dtype, and apart from x.
     """
     if not use_triton(x_TD):
-        return gather_rows_ref(x_TD, index_N, per_row)
+        return gather_rows_ref(x_TD, index_N, per_row, out_ND)
     x_TD, index_N = _rows(x_TD), index_N.contiguous()
     num_rows, dim = len(index_N), x_TD.shape[1]
-    out_ND = torch.empty(num_rows, dim, dtype=x_TD.dtype, device=x_TD.device)
+    if out_ND is None:
+        out_ND = torch.empty(num_rows, dim, dtype=x_TD.dtype, device=x_TD.device)
     block = block_of(dim, 2048)
     grid = (num_rows, blocks(dim, block))
     launch(_gather, grid, x_TD, x_TD, index_N, out_ND, dim, x_TD.stride(0), per_row, BLOCK=block)
     return out_ND
 
 
-def gather_rows_ref(x_TD: Tensor, index_N: Tensor, per_row: int = 1) -> Tensor:
+def gather_rows_ref(x_TD: Tensor, index_N: Tensor, per_row: int = 1, out_ND: Tensor | None = None) -> Tensor:
     """The torch twin."""
-    none_N = index_N < 0
+    if out_ND is None:
+        out_ND = torch.empty(len(index_N), x_TD.shape[1], dtype=x_TD.dtype, device=x_TD.device)
     if len(x_TD) == 0:
-        return x_TD.new_zeros(len(index_N), x_TD.shape[1])
-    row_N = index_N.clamp(min=0) if per_row == 1 else index_N.clamp(min=0) // per_row
-    out_ND = x_TD.index_select(0, row_N)
-    out_ND[none_N] = 0
+        return out_ND.zero_()
+    row_N = index_N.clamp(min=0)
+    torch.index_select(x_TD, 0, row_N if per_row == 1 else row_N // per_row, out=out_ND)
+    out_ND[index_N < 0] = 0
     return out_ND
 
 

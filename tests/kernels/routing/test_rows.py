@@ -32,6 +32,9 @@ def test_gather(put: Put, dtype: torch.dtype, t: int, n: int, d: int) -> None:
     expected = [x[i].tolist() if i >= 0 else [0.0] * d for i in index.tolist()]
     x = torch.cat([x, torch.full((1, d), torch.nan, dtype=dtype)])[:t]  # what lies behind is poison
     assert gather_rows(put(x), put(index)).tolist() == expected
+    out = put(torch.full((n, d), torch.nan, dtype=dtype))
+    assert gather_rows(put(x), put(index), out_ND=out).data_ptr() == out.data_ptr()
+    assert out.tolist() == expected
 
 
 def test_gather_leaves_poisoned_rows_out(put: Put, dtype: torch.dtype) -> None:
