@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from smoe.core.errors import ConfigError
 from smoe.core.stats import ExpertStats
 from smoe.kernels import ExpertTable, moe, moe_combine, moe_pairs
 from smoe.models.bank import Lookahead, Substitutions, expert_table
@@ -164,8 +165,11 @@ class OffloadedBank:
     def resize(self, num_slots: int) -> None:
         """Between forwards: from now on `num_slots` over all layers in equal floors. Slots given up free their memory.
 
-        Raises ValueError below one a layer and above `max_slots`.
+        Raises ConfigError below one a layer and above `max_slots`; then nothing has changed.
         """
+        fewest, most = len(self._num_experts), self._residency.max_slots
+        if not fewest <= num_slots <= most:
+            raise ConfigError("num_slots", num_slots, f"from {fewest}, one a layer, up to {most}")
         for view in self._residency.background():
             if self._transfers.try_cancel(view):
                 self._planner.failed(view)
