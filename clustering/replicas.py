@@ -6,6 +6,7 @@ are where the copy is, or if their senders are dealt to it; nothing splits what 
 Axes: E experts, G devices, C candidates (an expert and a device with room that lacks it).
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from smoe.core.errors import ConfigError
 from smoe.core.placement_maps import computing_device
 
 Array = npt.NDArray[Any]
+
+_POWERS = (4, 8)
+_BROAD = 4096
+"""Experts times devices up to which every copy is tried each time: beyond, it would take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,27 +46,30 @@ def choose_replicas(
     """Fills every spare slot. `on_device` [E, G] bool: who holds what now. `activations` [E, G]: those of an expert by
     the device where its token is. `extra_slots` [G].
 
-    While the load is above `allowed_load`, the copy that lowers the busiest device most is taken, or failing that the
-    one that evens out the devices most; then, of the copies that keep the load there, the one that keeps most
-    activations at home. The last slots may have no harmless copy left; the least harmful one fills them.
+    While the load is above `allowed_load`, the copy that evens out the devices most is taken; then, of the copies that
+    keep it there, the one that keeps most activations at home. Of several such fillings the best balanced one is
+    returned, then the one with most at home. The last slots may have no harmless copy left; the least harmful fills
+    them.
 
     Raises ConfigError for slots that no expert can fill, values that are not counts and a limit below 1.
     """
-    held = on_device.astype(bool).copy()
+    held = on_device.astype(bool)
     _check(held, activations, extra_slots, allowed_load)
-    room = np.asarray(extra_slots, dtype=np.int64).copy()
-    copies: list[list[int]] = [[] for _ in extra_slots]
     before = _measure(held, activations)
-    limit = allowed_load * float(activations.sum()) / len(extra_slots)
-    while room.any():
-        expert, device = _next_copy(held, activations, room, limit)
-        held[expert, device] = True
-        copies[device].append(expert)
-        room[device] -= 1
-    after = _measure(held, activations)
+    broad = (False, True) if held.size <= _BROAD else (False,)
+    best: tuple[tuple[float, float], list[list[int]], Array] | None = None
+    for power, every in itertools.product(_POWERS, broad):
+        copies, filled = _fill(held, activations, extra_slots, allowed_load, power, every)
+        load, local = _measure(filled, activations)
+        worth = (max(load, allowed_load), -local)
+        if best is None or worth < best[0]:
+            best = worth, copies, filled
+    assert best is not None
+    _, copies, filled = best
+    after = _measure(filled, activations)
     return Replicas(
         copies=tuple(tuple(experts) for experts in copies),
-        on_device=held,
+        on_device=filled,
         load_before=before[0],
         load_after=after[0],
         local_before=before[1],
@@ -81,26 +89,46 @@ def _by_device(device: Array, counts: Array) -> Array:
     return np.bincount(at.ravel(), weights=counts.ravel(), minlength=rows * devices).reshape(rows, devices)
 
 
-def _next_copy(held: Array, activations: Array, room: Array, limit: float) -> tuple[int, int]:
-    """The best (expert, device) with room for it, ties to the lowest ids."""
+def _fill(
+    held: Array, activations: Array, extra_slots: Sequence[int], allowed_load: float, power: int, every: bool
+) -> tuple[list[list[int]], Array]:
+    """The copies of each device, and who holds what with them."""
+    held = held.copy()
+    room = np.asarray(extra_slots, dtype=np.int64).copy()
+    copies: list[list[int]] = [[] for _ in extra_slots]
+    while room.any():
+        expert, device = _next_copy(held, activations, room, allowed_load, power, every)
+        held[expert, device] = True
+        copies[device].append(expert)
+        room[device] -= 1
+    return copies, held
+
+
+def _next_copy(
+    held: Array, activations: Array, room: Array, allowed_load: float, power: int, every: bool
+) -> tuple[int, int]:
+    """The best (expert, device) with room for it, ties to the lowest ids. How even devices are is the sum of their
+    loads to a `power`: the busiest alone would say nothing while several are as busy. `every` also looks at experts
+    that the busiest device does not compute."""
     now = _by_device(computing_device(held), activations)
     load = now.sum(axis=0)
+    limit = allowed_load * load.mean()
+    balanced = load.max() <= limit
     experts, devices = np.nonzero(~held & (room > 0))
+    if not balanced and not every:
+        asked = now[experts, int(load.argmax())] > 0
+        if asked.any():
+            experts, devices = experts[asked], devices[asked]
     then = held[experts]
     then[np.arange(len(experts)), devices] = True
     loads = load - now[experts] + _by_device(computing_device(then), activations[experts])
-    highest, spread = loads.max(axis=1), (loads**2).sum(axis=1)
     kept_home = activations[experts, devices]
-    bound = max(limit, load.max())
-    if load.max() > limit:
-        better = np.flatnonzero((highest <= bound) & (spread < (load**2).sum()))
-        order = np.lexsort((-kept_home[better], spread[better], highest[better]))
+    uneven = ((loads / max(load.mean(), 1e-300)) ** power).sum(axis=1)
+    harmless = np.flatnonzero(loads.max(axis=1) <= limit)
+    if balanced and len(harmless):
+        best = harmless[np.lexsort((uneven[harmless], -kept_home[harmless]))[0]]
     else:
-        better = np.flatnonzero(highest <= bound)
-        order = np.lexsort((highest[better], -kept_home[better]))
-    if not len(better):
-        better, order = np.arange(len(experts)), np.lexsort((-kept_home, spread, highest))
-    best = better[order[0]]
+        best = np.lexsort((-kept_home, uneven))[0]
     return int(experts[best]), int(devices[best])
 
 
