@@ -12,12 +12,13 @@ from smoe.clustering.layer_job import LayerResult, LayerRules
 from smoe.clustering.link_bytes import link_bytes
 from smoe.clustering.mapping import map_clusters
 from smoe.clustering.problem import Balance, Solver
+from smoe.clustering.replicas import choose_replicas
 from smoe.clustering.tables import build_tables
 from smoe.clustering.traffic import count_pass
 from smoe.core.errors import ConfigError, TraceError
 from smoe.core.load_table import LoadTable
 from smoe.core.placement import Placement
-from smoe.core.placement_build import from_expert_device, relabel_devices
+from smoe.core.placement_build import from_expert_device, relabel_devices, with_replicas
 from smoe.core.regroup_config import RegroupConfig
 from smoe.core.route_edit import split
 from smoe.core.route_trace import RouteTrace
@@ -132,12 +133,23 @@ def finish(job: RegroupJob, results: list[LayerResult]) -> Regrouped:
     )
     report: dict[str, Any] = {"config": job.config.as_json(), "solved": _solved(job, results)}
     if job.fit is None or job.heldout is None:
+        if job.config.replicas and job.table is not None:
+            # Who asks is not known: every device as often as any other.
+            devices = len(job.rules.slots_of_device)
+            evenly = np.repeat(job.table.load[:, :, None] / devices, devices, axis=2)
+            placement, report["replicas"] = _copy(job, placement, evenly)
         return Regrouped(placement=placement, evaluation=None, report=report)
     embedding = None if job.model is None else job.model.embedding
     tables = build_tables(job.fit, placement.on_device, vocab_size=_vocab(job.config, job.model), embedding=embedding)
     placement = replace(placement, tables=tables)
     if job.topology is not None:
         placement, report["topology"] = _map_to_links(job, job.topology, placement)
+    if job.config.replicas:
+        placement, report["replicas"] = _copy(job, placement, _activations(job.fit, placement))
+        tables = build_tables(
+            job.fit, placement.on_device, vocab_size=_vocab(job.config, job.model), embedding=embedding
+        )
+        placement = replace(placement, tables=tables)
     evaluation = evaluate(
         job.fit,
         job.heldout,
@@ -162,6 +174,9 @@ def _rules(
         if num_experts % groups:
             raise ConfigError("router_groups", groups, f"a divisor of the {num_experts} experts")
         expert_group = np.arange(num_experts) // (num_experts // groups)
+    lacking = num_experts - max(slots)
+    if config.replicas > lacking:
+        raise ConfigError("replicas", config.replicas, f"0 to the {lacking} experts that a device lacks")
     return LayerRules(solver, Balance(theta=config.theta, max_load=config.max_load), slots, config.seed, expert_group)
 
 
@@ -203,6 +218,29 @@ def _map_to_links(job: RegroupJob, topology: Topology, placement: Placement) -> 
     for when, placed in (("before", placement), ("after", moved)):
         report[when] = asdict(link_bytes(topology, rows_between(job.heldout, placed).sum(axis=0) * float(row_bytes)))
     return moved, report
+
+
+def _activations(trace: RouteTrace, placement: Placement) -> Array:
+    """[L, E, G]: of an expert, by the device to which the tables send the token."""
+    assert placement.tables is not None
+    wishes = destinations(placement.tables, trace, follow(trace, placement.on_device))
+    experts, devices = placement.num_experts, placement.num_devices
+    counted = [
+        np.bincount((ids.astype(np.int64) * devices + wish.device[:, None]).ravel(), minlength=experts * devices)
+        for ids, wish in zip(trace.expert_ids, wishes, strict=True)
+    ]
+    return np.stack(counted).reshape(-1, experts, devices)
+
+
+def _copy(job: RegroupJob, placement: Placement, activations: Array) -> tuple[Placement, list[dict[str, Any]]]:
+    """Copies of hot experts in the spare slots; what they do on the sequences fitted, by layer."""
+    extra = (job.config.replicas,) * placement.num_devices
+    chosen = [
+        choose_replicas(held, counts, extra) for held, counts in zip(placement.on_device, activations, strict=True)
+    ]
+    names = ("load_before", "load_after", "local_before", "local_after")
+    report = [{name: round(getattr(each, name), 6) for name in names} for each in chosen]
+    return with_replicas(placement, [each.copies for each in chosen]), report
 
 
 def rows_between(trace: RouteTrace, placement: Placement) -> Array:

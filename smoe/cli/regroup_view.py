@@ -38,6 +38,9 @@ def show(out: Path, job: "RegroupJob", regrouped: "Regrouped", results: "Sequenc
     else:
         loads = [result.load_imbalance for result in results]
         print(f"expert load, busiest device / mean: {np.mean(loads):.3f} over layers, {max(loads):.3f} in the worst")
+    if copied := regrouped.report.get("replicas"):
+        before, after = (np.mean([layer[f"load_{when}"] for layer in copied]) for when in ("before", "after"))
+        print(f"copies of hot experts: load, busiest device / mean, {before:.3f} without and {after:.3f} with (fitted)")
     seconds, peak = sum(result.seconds for result in results), max(result.peak_rss_bytes for result in results)
     memory = f", a task's process took {size(peak)} at most" if peak else ""
     print(f"layers solved in {seconds:,.1f} s of one CPU{memory}")
