@@ -206,8 +206,7 @@ class OffloadedBank:
         ids, weights = ids_TK.numpy(), weights_TK.numpy()
         if not self._sorts:
             return Routing(layer=layer, ids=ids, weights=weights, token_ids=self._token_ids), None
-        order = np.argsort(-weights, axis=1, kind="stable")
-        ids, weights = np.take_along_axis(ids, order, 1), np.take_along_axis(weights, order, 1)
+        ids, weights = _descending(ids, weights)
         logits = logits_TE.numpy() if logits_TE is not None and self._planner.needs_logits else None
         lookahead = None
         if self._lookahead is not None and self._planner.wants_lookahead(layer):
@@ -344,3 +343,12 @@ class OffloadedBank:
         if self._poison:
             pairs.view(torch.uint8).fill_(POISON_BYTE)
         return pairs
+
+
+def _descending(ids: Ids, weights: Array) -> tuple[Ids, Array]:
+    """Both [T, K], each row by weight."""
+    if len(ids) == 1:  # what decoding asks for all the time
+        order = np.argsort(-weights[0], kind="stable")
+        return ids[:, order], weights[:, order]
+    order = np.argsort(-weights, axis=1, kind="stable")
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(weights, order, 1)
