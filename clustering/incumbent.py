@@ -5,16 +5,21 @@ import numpy as np
 from smoe.clustering.objective import load_imbalance, load_limit, local_share, objective
 from smoe.clustering.problem import Array, Balance, LayerProblem, LayerSolution
 from smoe.clustering.refine import TOLERANCE
-from smoe.clustering.tokens import assign_rows, fine_in_search, fine_of
+from smoe.clustering.tokens import assign_rows, fine_of, negligible
 from smoe.clustering.units import Units, in_order
 
 
 class Incumbent:
-    """Takes only what is better: less load above the limit, then a lower objective."""
+    """Takes only what is better: less load above the limit, then a lower objective.
+
+    `limit` and `fine` are what a search for it goes by: activations of a device, and activations a token too many.
+    """
 
     def __init__(self, problem: LayerProblem, units: Units, balance: Balance) -> None:
         self.limit = load_limit(problem, balance)
-        self.fine = fine_in_search(float(problem.counts.sum()), float(problem.mass.sum()), balance.theta)
+        activations, tokens = float(problem.counts.sum()), float(problem.mass.sum())
+        fine = fine_of(activations, tokens, balance.theta)
+        self.fine = 0.0 if negligible(activations, tokens, fine) else fine
         self._problem, self._units, self._theta = problem, units, balance.theta
         self._best: LayerSolution | None = None
         self._key = (np.inf, np.inf)

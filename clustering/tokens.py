@@ -19,11 +19,10 @@ def fine_of(counts_total: float, mass_total: float, theta: float) -> float:
     return theta / (1.0 - theta) * counts_total / max(mass_total, 1.0)
 
 
-def fine_in_search(counts_total: float, mass_total: float, theta: float) -> float:
-    """0 where all fines together cannot come to a hundredth of the activations: they hardly tell placements apart,
+def negligible(counts_total: float, mass_total: float, fine: float) -> bool:
+    """Whether all fines together cannot come to a hundredth of the activations: they hardly tell placements apart,
     and prices are most of a search's time."""
-    fine = fine_of(counts_total, mass_total, theta)
-    return fine if 2.0 * fine * mass_total >= WORTH * counts_total else 0.0
+    return 2.0 * fine * mass_total < WORTH * counts_total
 
 
 def token_prices(local: Array, mass: Array, fine: float, sweeps: int = SWEEPS) -> Array:
@@ -50,7 +49,8 @@ def token_prices(local: Array, mass: Array, fine: float, sweeps: int = SWEEPS) -
 
 def assign_rows(local: Array, mass: Array, fine: float) -> Array:
     """[R] i16 device of each row: by price, then moved off overfull devices where the fine is more than the loss."""
-    device = (local - token_prices(local, mass, fine) * mass[:, None]).argmax(axis=1)
+    free = negligible(float(local.sum()), float(mass.sum()), fine)
+    device = (local if free else local - token_prices(local, mass, fine) * mass[:, None]).argmax(axis=1)
     if fine > 0.0 and local.shape[1] > 1:
         _level(device, local, mass, fine)
     return np.asarray(device, dtype=np.int16)
