@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from smoe.cli import bench_quality, options
+from smoe.cli import bench_quality, bench_regroup, options
+from smoe.cli.progress import Progress
 
 NAME = "bench"
 EXAMPLE = options.example("smoe bench decode --quick")
@@ -75,6 +76,7 @@ def offload_command(
 
 
 app.command("quality", epilog=bench_quality.EXAMPLE)(bench_quality.command)
+app.command("regroup", epilog=bench_regroup.EXAMPLE)(bench_regroup.command)
 
 
 @app.command("cache", epilog=CACHE_EXAMPLE)
@@ -84,7 +86,9 @@ def cache_command(
     trace: Annotated[
         str | None,
         typer.Option(
-            "--trace", metavar="FILE", help="A route trace of your own: 100 combinations over 100,000 tokens."
+            "--trace",
+            metavar="FILE|NAME",
+            help="Of one trace, repeated up to there: 100 combinations over 100,000 tokens.",
         ),
     ] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="On one core, without Ray.")] = False,
@@ -98,6 +102,13 @@ def cache_command(
 
         return over_cores(function, items, common, jobs=os.cpu_count() or 1)
 
-    result = run(quick=quick, out=out, trace=trace, fan_out=None if in_process else fan_out)
+    with Progress("combinations", 0) as progress:
+        result = run(
+            quick=quick,
+            out=out,
+            trace=trace,
+            fan_out=None if in_process else fan_out,
+            on_progress=progress.update,
+        )
     print_figures(result.summary, "cache")
     print(result.write(out))

@@ -1,7 +1,10 @@
-"""How far slow work is: a bar on a terminal, a line every tenth elsewhere; both on stderr."""
+"""How far slow work is: a bar on a terminal, a line now and then elsewhere; both on stderr."""
 
 import sys
+import time
 from typing import Self
+
+EVERY_S = 10.0
 
 
 class Progress:
@@ -11,9 +14,10 @@ class Progress:
         from rich.console import Console
         from rich.progress import Progress as Bar
 
-        self._what, self._total, self._tenth = what, total, 0
+        self._what, self._total = what, total
         self._bar = Bar(console=Console(stderr=True), disable=not sys.stderr.isatty())
         self._task = self._bar.add_task(what, total=total)
+        self._began = self._said = time.monotonic()
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -22,9 +26,19 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def update(self, done: int) -> None:
-        self._bar.update(self._task, completed=done)
-        tenth = 10 * done // max(1, self._total)
-        if self._bar.disable and tenth > self._tenth:
-            self._tenth = tenth
-            print(f"{self._what}: {done:,} of {self._total:,}", file=sys.stderr)
+    def update(self, done: int, total: int | None = None) -> None:
+        """`total` when it was not known before."""
+        self._total = self._total if total is None else total
+        self._bar.update(self._task, completed=done, total=self._total)
+        now = time.monotonic()
+        if self._bar.disable and now - self._said >= EVERY_S:
+            self._said = now
+            rest = ""
+            if done:
+                rest = f", about {_clock((now - self._began) * (self._total - done) / done)} to go"
+            print(f"{self._what}: {done:,} of {self._total:,}{rest}", file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
