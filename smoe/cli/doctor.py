@@ -3,13 +3,17 @@
 import os
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from smoe.cli import options
 from smoe.core.errors import ConfigError, SmoeError
+
+if TYPE_CHECKING:
+    from smoe.offload.readahead import Readahead
 
 NAME = "doctor"
 EXAMPLE = options.example("smoe doctor --dir /var/tmp")
@@ -38,6 +42,7 @@ def command(
     from smoe.bench import environment
     from smoe.bench.bandwidth import read_bandwidth, typical
     from smoe.kernels import native
+    from smoe.offload.readahead import cache_file, known_readahead
 
     found: dict[str, Any] = environment.describe()
     disk_bytes_per_s, direct = _disk(directory)
@@ -45,13 +50,16 @@ def command(
     found["memory_read_bytes_per_s"] = typical(read_bandwidth(_MEMORY_BYTES, _REPEATS))
     found["disk_read_bytes_per_s"] = disk_bytes_per_s
     found["disk_direct"] = direct
+    readahead = known_readahead(directory)
+    found["expert_reads"] = asdict(readahead)
+    found["expert_reads_file"] = str(cache_file())
     found["ray"] = _ray()
     if json:
         import json as json_module
 
         print(json_module.dumps(found, indent=1))
     else:
-        _print(found, directory)
+        _print(found, directory, _reads(readahead, cache_file()))
     return FAILED if "error" in found["ray"] else 0
 
 
@@ -103,7 +111,13 @@ def _ray() -> dict[str, Any]:
     return {"local": local, "start_s": started_s}
 
 
-def _print(found: dict[str, Any], directory: Path) -> None:
+def _reads(readahead: "Readahead", kept_in: Path) -> str:
+    if readahead.source == "default":
+        return f"{readahead}: nothing measured yet for the disk of --dir in {kept_in}"
+    return f"{readahead} in {kept_in}"
+
+
+def _print(found: dict[str, Any], directory: Path, reads: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -124,6 +138,7 @@ def _print(found: dict[str, Any], directory: Path) -> None:
         ("CPU kernels", found["cpu_kernels"]),
         ("memory reads", f"{size(found['memory_read_bytes_per_s'])}/s"),
         ("disk reads", f"{size(found['disk_read_bytes_per_s'])}/s at {directory}, {how}"),
+        ("expert reads", reads),
         ("Ray", f"error: {ray['error']}" if "error" in ray else started),
     ):
         table.add_row(name, str(value))

@@ -71,7 +71,13 @@ def command(
         table.add_row("experts, to copy from", "host memory", size(plan.host_experts_bytes), hosted)
     table.add_row("experts, the rest", "-" if "disk" not in plan.expert_tiers else "disk", "", below)
     if not plan.all_resident:
-        link = "" if plan.emulated_link is None else f"over an emulated link from {plan.expert_tiers[-1]} of {plan.emulated_link}"
+        link = (
+            ""
+            if plan.emulated_link is None
+            else f"over an emulated link from {plan.expert_tiers[-1]} of {plan.emulated_link}"
+        )
+        if plan.disk_reads is not None:
+            table.add_row("expert reads", "disk", "", plan.disk_reads)
         table.add_row(
             "expert policy", "lossy" if plan.lossy else "lossless", "", f"{plan.expert_policy} {link}".strip()
         )

@@ -14,6 +14,7 @@ from smoe.models.kv import bytes_per_row
 from smoe.models.loading import Checkpoint
 from smoe.models.spec import DecoderSpec, DeltaSpec
 from smoe.offload.build import live_policy
+from smoe.offload.readahead import known_readahead
 from smoe.offload.shelf import Shelf
 from smoe.offload.tiers import plan_tiers
 
@@ -26,9 +27,10 @@ class MemoryPlan:
     """All figures in bytes unless named otherwise. `expert_policy` is in full; `lossy` says it changes the outputs.
 
     `expert_slots` and `host_expert_slots` count all layers; `auto_bytes` is what `expert_memory=auto` gives to experts.
-    `expert_tiers` are those that experts come from, the farthest first. `kv_bytes` are touched only as far as sequences
-    fill them. `workspace_bytes` is an estimate of activations in the largest
-    step; `process_bytes` is what this process holds before loading.
+    `expert_tiers` are those that experts come from, the farthest first; `disk_reads` says in how many threads and
+    pieces they are read, as far as that has been measured, None without a disk tier. `kv_bytes` are touched only as far
+    as sequences fill them. `workspace_bytes` is an estimate of activations in the largest step; `process_bytes` is what
+    this process holds before loading.
     """
 
     dtype: str
@@ -53,6 +55,7 @@ class MemoryPlan:
     workspace_bytes: int
     process_bytes: int
     free_bytes: int
+    disk_reads: str | None
     expert_policy: str
     lossy: bool
     emulated_link: str | None
@@ -126,6 +129,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
         workspace_bytes=workspace,
         process_bytes=int(psutil.Process().memory_info().rss),
         free_bytes=free,
+        disk_reads=_disk_reads(checkpoint) if "disk" in tiers.tiers and not all_resident else None,
         expert_policy=str(policy),
         lossy=policy.lossy and not all_resident,
         emulated_link=config.expert_link,
@@ -146,6 +150,15 @@ def context_length(spec: DecoderSpec, config: EngineConfig) -> int:
     if not 2 <= config.max_model_len <= spec.max_positions:
         raise ConfigError("max_model_len", config.max_model_len, f"2 to the model's {spec.max_positions} positions")
     return config.max_model_len
+
+
+def _disk_reads(checkpoint: Checkpoint) -> str | None:
+    layer = checkpoint.spec.moe_layers[0]
+    part = next(iter(checkpoint.expert_source(layer, 0).parts.values()))
+    try:
+        return str(known_readahead(part.path))
+    except OSError:
+        return None  # the file has gone since its header was read: opening it will say so
 
 
 def _state_bytes(spec: DecoderSpec) -> int:

@@ -38,6 +38,10 @@ class Readahead:
     bytes_per_s: float
     source: Literal["measured", "kept", "default"]
 
+    def __str__(self) -> str:
+        what = f"{self.num_threads} threads, pieces of {self.chunk_bytes >> 10} KiB"
+        return f"{what} ({self.source}{f', {self.bytes_per_s / 1e9:.2f} GB/s' if self.bytes_per_s else ''})"
+
 
 DEFAULT = Readahead(DEFAULT_THREADS, DEFAULT_CHUNK_BYTES, 0.0, "default")
 
@@ -47,9 +51,9 @@ def measured_readahead(layouts: Sequence[SlotLayout], *, threshold_bytes: int = 
     no error: the defaults are taken, or it is measured again next time."""
     if sum(layout.room for layout in layouts) < threshold_bytes:
         return DEFAULT
-    path = _cache_file()
+    path = cache_file()
     try:
-        disk = f"{platform.node()}:{os.stat(layouts[0].segments[0].path).st_dev}"
+        disk = _disk(layouts[0].segments[0].path)
     except OSError:
         return DEFAULT  # opening it for good will say why
     kept = _read(path)
@@ -69,7 +73,19 @@ def measured_readahead(layouts: Sequence[SlotLayout], *, threshold_bytes: int = 
     return found
 
 
-def _cache_file() -> Path:
+def known_readahead(place: str | Path) -> Readahead:
+    """For the disk of a file or folder, without measuring: what was kept for it on this host, else the defaults.
+
+    Raises OSError where there is no such place.
+    """
+    return _read(cache_file()).get(_disk(place), DEFAULT)
+
+
+def _disk(place: str | Path) -> str:
+    return f"{platform.node()}:{os.stat(place).st_dev}"
+
+
+def cache_file() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smoe" / "readahead.json"
 
 

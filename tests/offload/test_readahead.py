@@ -1,12 +1,13 @@
 import json
 import os
+import re
 
 import pytest
 import torch
 
 from smoe.core.errors import StoreError
 from smoe.offload import readahead
-from smoe.offload.readahead import DEFAULT, SETTINGS, Readahead, measured_readahead
+from smoe.offload.readahead import DEFAULT, SETTINGS, Readahead, known_readahead, measured_readahead
 from smoe.offload.shelf import Shelf
 from tests.offload.support import ExpertFiles
 
@@ -41,6 +42,16 @@ def test_a_damaged_or_foreign_file_is_measured_over(layouts, tmp_path, text):
     path.write_text(text)
     assert measured_readahead(layouts, threshold_bytes=0).source == "measured"
     assert any(entry.get("num_threads") for entry in json.loads(path.read_text()).values())
+
+
+def test_what_is_kept_is_known_without_measuring(layouts, tmp_path):
+    assert known_readahead(tmp_path) == DEFAULT
+    assert str(DEFAULT) == "4 threads, pieces of 4096 KiB (default)"
+    measured_readahead(layouts, threshold_bytes=0)
+    assert known_readahead(tmp_path) == known_readahead(layouts[0].segments[0].path)
+    assert re.fullmatch(r"\d threads, pieces of \d+ KiB \(kept, [\d.]+ GB/s\)", str(known_readahead(tmp_path)))
+    with pytest.raises(OSError, match="No such file"):
+        known_readahead(tmp_path / "nowhere")
 
 
 def test_failing_to_measure_takes_the_defaults(layouts, tmp_path, monkeypatch):
