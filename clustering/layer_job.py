@@ -2,6 +2,7 @@
 
 import os
 import time
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,7 +116,7 @@ def read_result(path: Path) -> LayerResult:
             share, load, seconds, peak = file["figures"].tolist()
             history = tuple((a, b, c) for a, b, c in file["history"].tolist())
             return LayerResult(file["expert_device"], history, share, load, seconds, int(peak))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise TraceError(f"{path}: {error}") from error
 
 

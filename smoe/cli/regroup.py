@@ -138,12 +138,12 @@ def command(
 
 def _open(config: "RegroupConfig") -> "RegroupJob":
     from smoe.clustering.regroup import job_of_loads, job_of_trace
-    from smoe.clustering.solvers import make_solver
+    from smoe.clustering.solver_options import configured_solver
     from smoe.core.load_table import read_load_table
     from smoe.core.packaged_traces import open_trace
     from smoe.core.topology_file import open_topology
 
-    solver = make_solver(config.solver, config.solver_options)
+    solver = configured_solver(config.solver, config.solver_options)
     if config.load is not None:
         return job_of_loads(config, solver, read_load_table(config.load, config.load_name))
     assert config.trace is not None
