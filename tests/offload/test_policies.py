@@ -93,30 +93,6 @@ def test_bits_equal_resident_whatever_is_prefetched(files, eviction, slots, seed
     assert stats.hits + stats.late + stats.misses == accesses
 
 
-def test_poisoned_stress_over_policies_capacities_and_batches(files):
-    chance = random.Random(5)
-    for seed in range(30):
-        slots, extra = chance.randint(1, 7), chance.randint(0, 6)
-        chosen = policies(files, f"evict={chance.choice(EVICTIONS)}", Scattered(files, seed, chance.randint(1, 9)))
-        store = ShuffledStore(seed) if seed % 3 else None
-        bank = files.offloaded(
-            torch.bfloat16,
-            slots,
-            extra=extra,
-            floor=chance.randint(1, slots),
-            policies=chosen,
-            over=store,
-            max_background=chance.randint(1, 8),
-        )
-        resident = files.resident(torch.bfloat16)
-        rows = [chance.choice([1, 1, 2, 4, 7, 64]) for _ in range(15)]
-        for calls in forwards(files, random_calls(files, torch.bfloat16, rows, seed=seed)):
-            for actual, call in zip(forward(bank, files, calls), calls, strict=True):
-                assert torch.equal(actual, apply(resident, call)), (seed, call.layer)
-            bank.check_integrity()
-        bank.close()
-
-
 def call_of(files, layer, experts):
     """One row that uses `experts`."""
     (call,) = [c for c in random_calls(files, torch.float32, [1]) if c.layer == layer]
