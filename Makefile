@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help venv demo test test-slow lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality gpu-check clean
+.PHONY: help venv demo test test-slow lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality bench-regroup gpu-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -61,6 +61,9 @@ bench-quality: $(VENV)/.dev-stamp  ## perplexity that lossy policies cost, and t
 
 bench-cache: $(VENV)/.dev-stamp  ## cache and prefetch policies by simulation; QUICK=1 for minutes
 	$(BIN)/smoe bench cache $(if $(QUICK),--quick)
+
+bench-regroup: $(VENV)/.dev-stamp  ## experts grouped by device: locality on held-out text, every solver; QUICK=1 for two minutes
+	$(BIN)/smoe bench regroup $(if $(QUICK),--quick)
 
 bench-offload: $(VENV)/.dev-stamp  ## decode from disk against its bound and against peers; QUICK=1 for minutes
 	$(BIN)/smoe bench offload $(if $(QUICK),--quick)

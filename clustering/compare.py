@@ -80,6 +80,9 @@ MEANS = (
 )
 
 
+_UNJUDGED: dict[str, tuple[float, ...]] = {name: () for name in MEANS if name != "fit_imbalance"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Solve:
     solver: int
@@ -101,8 +104,10 @@ def compare(
     *,
     fan_out: FanOut | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    judging: bool = True,
 ) -> list[Compared]:
-    """An answer for each (solver name, balance), in that order. `progress(what, done, all)` as work ends."""
+    """An answer for each (solver name, balance), in that order. `progress(what, done, all)` as work ends. Without
+    `judging`, what is measured on held-out sequences is empty."""
     fan_out, progress = fan_out or in_process, progress or (lambda what, done, total: None)
     names = [solver.name for solver in contest.solvers]
     layers = range(len(contest.fit.layers))
@@ -114,7 +119,7 @@ def compare(
     of_entry = [[solved[layer * len(entries) + i] for layer in layers] for i in range(len(entries))]
     placements = [np.stack([each.expert_device for each in row]) for row in of_entry]
     judged: dict[int, dict[str, tuple[float, ...]]] = {}
-    for index, measures in fan_out(judge, placements, contest):
+    for index, measures in fan_out(judge, placements, contest) if judging else ():
         judged[index] = measures
         progress("placements", len(judged), len(placements))
     return [
@@ -125,7 +130,7 @@ def compare(
             fit_imbalance=tuple(each.fit_imbalance for each in of_entry[i]),
             seconds=tuple(each.seconds for each in of_entry[i]),
             history=tuple(each.history for each in of_entry[i]),
-            **judged[i],
+            **judged.get(i, _UNJUDGED),
         )
         for i, (name, balance) in enumerate(entries)
     ]
