@@ -31,12 +31,15 @@ class Progress:
         self._total = self._total if total is None else total
         self._bar.update(self._task, completed=done, total=self._total)
         now = time.monotonic()
-        if self._bar.disable and now - self._said >= EVERY_S:
+        ended = 0 < self._total <= done
+        if self._bar.disable and (ended or now - self._said >= EVERY_S):
             self._said = now
-            rest = ""
-            if done:
-                rest = f", about {_clock((now - self._began) * (self._total - done) / done)} to go"
-            print(f"{self._what}: {done:,} of {self._total:,}{rest}", file=sys.stderr, flush=True)
+            after = ""
+            if ended:
+                after = f" after {_clock(now - self._began)}"
+            elif done:
+                after = f", about {_clock((now - self._began) * (self._total - done) / done)} to go"
+            print(f"{self._what}: {done:,} of {self._total:,}{after}", file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from smoe.cli import options
 from smoe.cli.progress import Progress
-from smoe.cli.values import integer, no_effect
+from smoe.cli.values import integer, no_effect, number
 from smoe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +59,14 @@ def command(
         ),
     ] = "recorded",
     batch: Annotated[str, typer.Option("--batch", metavar="N", help="Sequences that run at the same time.")] = "1",
+    pause_share: Annotated[
+        str | None,
+        typer.Option(
+            "--pause-share",
+            metavar="X",
+            help="Prefetching into a layer pauses itself where more than this share is wasted; the engine's is 0.6.",
+        ),
+    ] = None,
     max_tokens: Annotated[
         str | None, typer.Option("--max-tokens", metavar="N", help="Draw sequences up to N tokens; default: all.")
     ] = None,
@@ -89,6 +97,7 @@ def command(
     for name, value, known in (("pool", pool, POOLS), ("mode", mode, MODES)):
         if value not in known:
             raise ConfigError(name, value, f"one of {', '.join(known)}")
+    share = _share(pause_share)
     link_model = None if link is None else LinkModel.parse(link)
     if compute is not None and link_model is None:
         raise no_effect("compute", compute, "--link")
@@ -105,11 +114,14 @@ def command(
             pool=cast(Pool, pool),
             mode=cast(Mode, mode),
             batch=numbers["batch"] or 1,
+            pause_share=share,
             seed=numbers["seed"] or 0,
         )
         for policy in expert_policy or ["evict=lru"]
         for memory in expert_memory or ["25%"]
     ]
+    if share is not None and not any(_prefetches(item.policy) for item in items):
+        raise no_effect("pause_share", share, "a policy that prefetches")
     routes = open_trace(trace)
     if tokens is not None:
         routes = sample_sequences(routes, tokens, seed=numbers["seed"] or 0)
@@ -194,3 +206,16 @@ def _seed(text: str | None) -> int:
     if value is not None and value < 0:
         raise ConfigError("seed", value, "integer >= 0")
     return value or 0
+
+
+def _share(text: str | None) -> float | None:
+    value = number("pause_share", text)
+    if value is not None and not 0 <= value <= 1:
+        raise ConfigError("pause_share", value, "0 to 1")
+    return value
+
+
+def _prefetches(policy: str) -> bool:
+    from smoe.offload.policies.spec import parse_policies
+
+    return parse_policies(policy).prefetch.name != "none"

@@ -23,6 +23,7 @@ class SweepItem:
     pool: Pool = "layer"
     mode: Mode = "recorded"
     batch: int = 1
+    pause_share: float | None = None
     seed: int = 0
 
 
@@ -37,6 +38,7 @@ def run_item(item: SweepItem, trace: RouteTrace, on_progress: Callable[[int], No
         pool=item.pool,
         mode=item.mode,
         batch=item.batch,
+        pause_share=item.pause_share,
         seed=item.seed,
         on_progress=on_progress,
     )

@@ -52,6 +52,23 @@ def test_the_table_shows_every_figure_whole(smoe, trace: Path) -> None:  # type:
     assert "evict=lru" in result.out
 
 
+def test_prefetching_pauses_itself_when_told(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
+    asked = ("simulate", "--trace", str(trace), "--json", "--expert-memory", "4")
+    wasteful = ("--expert-policy", "evict=fifo,prefetch=oracle:accuracy=0")
+    never, soon = smoe(*asked, *wasteful), smoe(*asked, *wasteful, "--pause-share", "0.1")
+    [freely], [paused] = json.loads(never.out), json.loads(soon.out)
+    assert freely["experts"]["prefetch_pauses"] == 0 < paused["experts"]["prefetch_pauses"]
+    assert paused["experts"]["prefetched"] < freely["experts"]["prefetched"]
+    for arguments, error in (
+        ((*wasteful, "--pause-share", "2"), "pause_share: 2.0 (0 to 1)"),
+        ((*wasteful, "--pause-share", "nan"), "pause_share: nan (0 to 1)"),
+        (("--pause-share", "0.5"), "pause_share: 0.5 (has no effect without a policy that prefetches)"),
+    ):
+        refused = smoe(*asked, *arguments)
+        assert refused.code == 2
+        assert error in refused.err
+
+
 @pytest.mark.ray
 def test_a_sweep_over_ray_is_the_sweep_here(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
     arguments = ("simulate", "--trace", str(trace), "--json", "--expert-memory", "2", "--expert-memory", "4")

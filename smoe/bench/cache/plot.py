@@ -9,6 +9,8 @@ from smoe.bench.cache.rows import Row
 
 _COLLISIONS = (LRU_TOUCH, LRU_NO_TOUCH, "lfu", "frequency", *LEAST_STALE)
 _ACCURACY = ORACLES[1]
+_COLLISION_TICKS = (0, 0.1, 1, 10, 100)
+MOST_COLUMNS = 3
 
 
 def plot_hits(rows: Sequence[Row], trace: str, pool: str, path: Path) -> Path:
@@ -16,10 +18,14 @@ def plot_hits(rows: Sequence[Row], trace: str, pool: str, path: Path) -> Path:
     here = [row for row in rows if row.point.trace == trace and row.point.pool == pool]
     prefetches = list(dict.fromkeys(row.point.prefetch for row in here))
     pyplot = _pyplot()
+    lines = 1 if len(prefetches) <= MOST_COLUMNS else 2
+    columns = -(-len(prefetches) // lines)
     figure, axes = pyplot.subplots(
-        1, len(prefetches), figsize=(3.6 * len(prefetches) + 1.6, 4.0), sharey=True, layout="constrained", squeeze=False
+        lines, columns, figsize=(3.8 * columns + 1.8, 3.7 * lines), sharey=True, layout="constrained", squeeze=False
     )
-    for panel, prefetch in zip(axes[0], prefetches, strict=True):
+    for panel in axes.flat[len(prefetches) :]:
+        panel.remove()
+    for panel, prefetch in zip(axes.flat, prefetches, strict=False):
         for eviction in EVICTIONS:
             line = sorted(
                 (row.point.percent, 100 * row.hit_rate)
@@ -31,7 +37,8 @@ def plot_hits(rows: Sequence[Row], trace: str, pool: str, path: Path) -> Path:
         title = "demand only" if prefetch == DEMAND else f"prefetch {prefetch}"
         panel.set_title(title, fontsize=9)
         _capacity_axis(panel, here)
-    axes[0][0].set_ylabel("hits, % of accesses")
+    for line in axes:
+        line[0].set_ylabel("hits, % of accesses")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=8)
     figure.suptitle(f"{trace}, {pool} pool", fontsize=10)
@@ -56,12 +63,13 @@ def plot_collisions(rows: Sequence[Row], pool: str, path: Path) -> Path:
                 panel.plot(*zip(*line, strict=True), label=eviction, **_style(eviction))
         panel.set_title(f"{trace}, prefetch {_ACCURACY}", fontsize=9)
         panel.set_yscale("symlog", linthresh=0.1)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(-0.01, 110)
+        panel.set_yticks(_COLLISION_TICKS, [f"{tick:g}" for tick in _COLLISION_TICKS])
         _capacity_axis(panel, of_trace)
     axes[0][0].set_ylabel("collision misses, % of accesses")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=8)
-    figure.suptitle(f"collision misses, {pool} pool", fontsize=10)
+    figure.suptitle(f"collision misses, {pool} pool (what is not above 0 has none)", fontsize=10)
     return _save(pyplot, figure, path)
 
 
@@ -74,7 +82,8 @@ def _style(eviction: str) -> dict[str, Any]:
         return {"color": f"C{LEAST_STALE.index(eviction)}", "marker": "o", "markersize": 3, "linewidth": 1.4}
     others = [name for name in EVICTIONS if name not in (RANDOM, BELADY, *LEAST_STALE)]
     index = others.index(eviction)
-    return {"color": f"C{4 + index % 6}", "linestyle": ":", "marker": "xv^sDP+"[index], "markersize": 4}
+    color = ("C4", "C5", "C6", "C7", "C8", "C9", "navy")[index]
+    return {"color": color, "linestyle": ":", "marker": "xv^sDP*"[index], "markersize": 4.5}
 
 
 def _capacity_axis(panel: Any, rows: Sequence[Row]) -> None:
