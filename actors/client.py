@@ -197,8 +197,16 @@ class RayClient:
 
 
 def open_ray_client(config: EngineConfig) -> RayClient:
-    """The model of `config` in actors on one device. Raises as RayClient does."""
-    return RayClient(config, GroupPlan(threads=config.threads or usable_cores()))
+    """The model of `config` in actors, one a device. Raises as RayClient does."""
+    size = config.parallel.size
+    if size > 1:
+        from smoe.engine.parallel import check_parallel
+        from smoe.models.loading import open_checkpoint
+
+        # Before any worker starts: what no worker could load.
+        check_parallel(open_checkpoint(config.model), config)
+    threads = config.threads or max(1, usable_cores() // size)
+    return RayClient(config, GroupPlan(num_shards=size, threads=threads))
 
 
 def usable_cores() -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from smoe.actors.links import CompiledLink, Link, SocketLink
 from smoe.actors.outcome import Failed, one_line
 from smoe.actors.remote import EngineActor, ShardActor
 from smoe.actors.shard import Build, ShardReady
+from smoe.collectives.world import WorldPlan
 from smoe.core.config import EngineConfig
 from smoe.core.errors import SmoeError, StartupError
 
@@ -133,7 +134,12 @@ class Group:
             ).remote(rank, self._config, plan.build)
             for rank in range(plan.num_shards)
         ]
-        loads = {shard.load.remote(): rank for rank, shard in enumerate(self._shards)}
+        worlds = self._worlds()
+        if isinstance(worlds, Failed):
+            return StartFailed(generation, worlds.error)
+        loads = {
+            shard.load.remote(world): rank for rank, (shard, world) in enumerate(zip(self._shards, worlds, strict=True))
+        }
         waiting = list(loads)
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1)
@@ -143,6 +149,19 @@ class Group:
             if loads[done[0]] == 0:
                 self._ready = outcome
         return ShardsLoaded(generation)
+
+    def _worlds(self) -> Sequence[WorldPlan | None] | Failed:
+        """By rank, how it joins the others, once all of them have a place; None for a shard alone."""
+        if len(self._shards) == 1:
+            return [None]
+        addresses = self._outcome([shard.address.remote() for shard in self._shards], "a shard died while starting")
+        if isinstance(addresses, Failed):
+            return addresses
+        hosts, (host, port) = tuple(address[0] for address in addresses), addresses[0]
+        limit_s = self._config.parallel.timeout_s
+        return [
+            WorldPlan(rank=rank, hosts=hosts, host=host, port=port, timeout_s=limit_s) for rank in range(len(hosts))
+        ]
 
     def _attach(self, generation: int) -> Event | None:
         make_link = self._make_link()

@@ -10,6 +10,7 @@ from typing import Any
 
 from smoe.actors.channel import Address, Door
 from smoe.actors.outcome import Failed, attempt
+from smoe.collectives.world import WorldPlan, free_port
 from smoe.core.config import EngineConfig
 from smoe.core.model_info import ModelInfo
 from smoe.core.step import Executor
@@ -17,7 +18,7 @@ from smoe.engine.rss import peak_rss_bytes
 
 log = logging.getLogger(__name__)
 
-Build = Callable[[EngineConfig], Executor]
+Build = Callable[[EngineConfig, WorldPlan | None], Executor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,11 @@ class Shard:
             # Ray sets OMP_NUM_THREADS from the CPUs it was asked for; ours counts the cores that the model may use.
             os.environ["OMP_NUM_THREADS"] = str(config.threads)
 
-    def load(self) -> ShardReady | Failed:
-        """Builds the runner: minutes for a large model."""
+    def load(self, world: WorldPlan | None = None) -> ShardReady | Failed:
+        """Builds the runner: minutes for a large model. With a `world`, waits for its other ranks to load too."""
 
         def work() -> ShardReady:
-            self._executor = self._build(self._config)
+            self._executor = self._build(self._config, world)
             return ShardReady(self._executor.info(), self._executor.kv_rows)
 
         return self._model.submit(attempt, work).result()
@@ -63,6 +64,10 @@ class Shard:
     def run(self, method: str, *args: Any) -> Any:
         """One Executor call as a plain actor call; Failed when it raised."""
         return self._model.submit(self._call, method, args).result()
+
+    def address(self) -> tuple[str, int]:
+        """Of this shard, should the ranks of its world meet here."""
+        return free_address()
 
     def until_closed(self) -> None:
         """Blocks for the life of this actor: its reference becomes ready when the process dies."""
@@ -95,7 +100,14 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def build_runner(config: EngineConfig) -> Executor:
-    from smoe.engine.build import build_runner
+def free_address() -> tuple[str, int]:
+    """Where the first shard of a group can listen for the others: this node's address, and a port free just now."""
+    host = node_address()
+    return host, free_port(host)
 
-    return build_runner(config)
+
+def build_runner(config: EngineConfig, world: WorldPlan | None) -> Executor:
+    from smoe.engine.build import build_runner
+    from smoe.engine.parallel import build_rank_runner
+
+    return build_runner(config) if world is None else build_rank_runner(config, world)

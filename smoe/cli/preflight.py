@@ -44,7 +44,7 @@ class Preflight:
 
 def check(config: EngineConfig) -> Preflight:
     """Raises ConfigError, CheckpointError or CapacityError. Reads headers, no weights."""
-    from smoe.engine.build import model_info
+    from smoe.engine.model_facts import planned_model_info
     from smoe.engine.plan import plan_memory
     from smoe.engine.tokenizer import load_tokenizer
     from smoe.models.loading import open_checkpoint
@@ -52,4 +52,4 @@ def check(config: EngineConfig) -> Preflight:
     checkpoint = open_checkpoint(config.model)
     plan = plan_memory(checkpoint, config)
     tokenizer = load_tokenizer(checkpoint.folder)
-    return Preflight(plan, model_info(checkpoint, plan, tokenizer), tokenizer)
+    return Preflight(plan, planned_model_info(checkpoint, plan, tokenizer), tokenizer)

@@ -1,10 +1,11 @@
 """EngineConfig: everything that decides how an engine runs, checked when it is made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from smoe.core.errors import ConfigError
 from smoe.core.expert_tier import DEFAULT_TIER, ExpertTier
+from smoe.core.parallel import ParallelConfig
 
 DType = Literal["auto", "float32", "bfloat16"]
 DEFAULT_POLICY = "evict=lru,prefetch=none,miss=wait"
@@ -42,6 +43,7 @@ class EngineConfig:
     record_logits: bool = False
     record_lookahead: bool = False
     record_part_tokens: int | None = None
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         from smoe.core.expert_memory import ExpertMemory

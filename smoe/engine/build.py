@@ -4,18 +4,18 @@ import torch
 
 from smoe.core.config import EngineConfig
 from smoe.core.errors import ConfigError
-from smoe.core.model_info import ModelInfo
 from smoe.core.step import Executor
 from smoe.engine.core import EngineCore
 from smoe.engine.local import LocalClient
 from smoe.engine.lookahead_bank import LookaheadBank
-from smoe.engine.plan import MemoryPlan, compute_dtype, plan_memory
+from smoe.engine.model_facts import planned_model_info
+from smoe.engine.plan import compute_dtype, plan_memory
 from smoe.engine.recorder import RouteRecorder
 from smoe.engine.runner import Runner
-from smoe.engine.tokenizer import Tokenizer, eos_token_ids, load_tokenizer
+from smoe.engine.tokenizer import load_tokenizer
 from smoe.models.decoder import Decoder
 from smoe.models.kv import KVCache
-from smoe.models.loading import Checkpoint, model_folder, open_checkpoint
+from smoe.models.loading import model_folder, open_checkpoint
 from smoe.offload.build import make_bank
 
 
@@ -24,11 +24,14 @@ def build_runner(config: EngineConfig) -> Runner:
 
     Raises ConfigError, CheckpointError or CapacityError.
     """
+    if config.parallel.size > 1:
+        limit = "1 in one process: several devices need an actor each"
+        raise ConfigError("tensor_parallel_size", config.parallel.size, limit)
     device = _device(config)
     checkpoint = open_checkpoint(config.model)
     plan = plan_memory(checkpoint, config)
     tokenizer = load_tokenizer(checkpoint.folder)
-    info = model_info(checkpoint, plan, tokenizer)
+    info = planned_model_info(checkpoint, plan, tokenizer)
     routes = config.record_routes
     recorder = None
     if routes is not None:
@@ -69,30 +72,6 @@ def build_local_client(config: EngineConfig) -> LocalClient:
     except BaseException:
         runner.shutdown()
         raise
-
-
-def model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Tokenizer | None) -> ModelInfo:
-    spec = checkpoint.spec
-    router = spec.moe(spec.moe_layers[0]).router
-    return ModelInfo(
-        name=checkpoint.folder.resolve().name,
-        family=spec.family,
-        fingerprint=checkpoint.fingerprint,
-        dtype=plan.dtype,
-        vocab_size=spec.vocab,
-        max_model_len=plan.max_model_len,
-        num_layers=len(spec.layers),
-        moe_layers=spec.moe_layers,
-        num_experts=router.num_experts,
-        top_k=router.top_k,
-        expert_bytes=plan.expert_bytes,
-        dense_bytes=plan.dense_bytes,
-        eos_token_ids=eos_token_ids(checkpoint.folder, spec.eos_token_ids, tokenizer),
-        has_tokenizer=tokenizer is not None,
-        lossy=plan.lossy,
-        expert_tiers=plan.expert_tiers,
-        emulated_link=plan.emulated_link,
-    )
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from smoe.collectives.world import World
 from smoe.core.errors import StoreError
 from smoe.core.model_info import ModelInfo
 from smoe.core.stats import ExpertStats
@@ -42,13 +43,17 @@ class Runner:
         *,
         device: torch.device | str = "cpu",
         recorder: RouteRecorder | None = None,
+        world: World | None = None,
     ) -> None:
+        """With a `world` this is one of its ranks: all execute every plan, and rank 0 samples."""
         self._decoder, self._kv, self._bank, self._info = decoder, kv, bank, info
         self._device, self._recorder = device, recorder
         delta = [i for i, layer in enumerate(decoder.spec.layers) if isinstance(layer.attention, DeltaSpec)]
         # KV rows can be written twice, a recurrent state cannot: a step that may fail halfway needs a copy to retry.
         self._fragile_layers = [] if isinstance(bank, ResidentBank) else delta
         self._closed = False
+        self._world = world
+        self._samples = world is None or world.plan.rank == 0
 
     def info(self) -> ModelInfo:
         return self._info
@@ -92,6 +97,8 @@ class Runner:
                 self._recorder.write()
         finally:
             self._bank.close()
+            if self._world is not None:
+                self._world.close()
 
     def _execute(self, plan: StepPlan) -> StepResult:
         recorder, spans = self._recorder, plan.spans
@@ -113,7 +120,7 @@ class Runner:
         logits_MV = self._decoder.forward(batch, self._kv)
         if recorder is not None:
             recorder.commit(plan)
-        draws = [(span.sample, span.seed, span.sample_index) for span in spans if span.sample is not None]
+        draws = [(s.sample, s.seed, s.sample_index) for s in spans if s.sample is not None and self._samples]
         substituted = self._substituted(spans)
         if not draws:
             return StepResult(tokens=(None,) * len(spans), substituted=substituted)

@@ -25,14 +25,16 @@ class RankBank:
     ) -> None:
         self._tables: dict[int, ExpertTable] = {}
         self._expert2slot: dict[int, Tensor] = {}
-        self._accesses = 0
+        self._accesses = self.nbytes = 0
         for layer, held in experts.items():
             moe_spec = spec.moe(layer)
             table = expert_table(moe_spec, spec.hidden, len(held))
             # The last entry is where -1, no choice, looks.
             expert2slot = torch.full((moe_spec.router.num_experts + 1,), -1, dtype=torch.int32)
             for slot, expert in enumerate(held):
-                table.set(slot, read(layer, expert))
+                tensors = read(layer, expert)
+                table.set(slot, tensors)
+                self.nbytes += sum(tensor.nbytes for tensor in tensors if tensor is not None)
                 expert2slot[expert] = slot
             self._tables[layer], self._expert2slot[layer] = table, expert2slot
 

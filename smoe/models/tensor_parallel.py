@@ -1,10 +1,10 @@
 """The part of a decoder that one rank of a tensor-parallel group holds.
 
-Attention is cut by heads, the embedding and the head by vocabulary; norms, routers, shared experts and dense MLPs are
-whole on every rank, which works on its own rows with them. Fewer KV heads than ranks: neighbours hold the same one.
+Attention is cut by heads, the embedding and the head by vocabulary, each as evenly as it goes; norms, routers, shared
+experts and dense MLPs are whole on every rank, which works on its own rows with them. A KV head is held by every rank
+that has one of its query heads.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,10 +21,11 @@ FIELD = "tensor_parallel_size"
 
 
 def check_size(spec: DecoderSpec, size: int) -> None:
-    """Raises ConfigError, with the legal sizes, for one that does not divide every layer's heads."""
-    legal = [n for n in range(1, _most_heads(spec) + 1) if all(_divides(layer.attention, n) for layer in spec.layers)]
+    """Raises ConfigError, with the legal sizes, for one that some layer's heads cannot be cut into."""
+    limit = min(_num_heads(layer.attention) for layer in spec.layers)
+    legal = [n for n in range(1, limit + 1) if all(_can_cut(layer.attention, n) for layer in spec.layers)]
     if size not in legal:
-        raise ConfigError(FIELD, size, f"one of {', '.join(map(str, legal))}: sizes that divide the heads of the model")
+        raise ConfigError(FIELD, size, f"one of {', '.join(map(str, legal))}, by the heads of the model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,8 @@ class TensorShare:
         return replace(self.spec, layers=tuple(layers))
 
     def vocab(self) -> Range:
-        """Token ids whose embedding and head this rank holds: an even share, the first ranks one more."""
-        share, more = divmod(self.spec.vocab, self.size)
-        first = self.rank * share + min(self.rank, more)
-        return first, first + share + (self.rank < more)
+        """Token ids whose embedding and head this rank holds."""
+        return self._share(self.spec.vocab)
 
     def param(self, name: str, whole: Tensor) -> Tensor | None:
         """This rank's part of a parameter in memory of its own, or all of it; None: it is another rank's."""
@@ -64,35 +63,48 @@ class TensorShare:
 
     def _local(self, attention: Attention) -> Attention:
         if isinstance(attention, GQASpec):
-            kv_heads = max(1, attention.num_kv_heads // self.size)
-            return replace(attention, num_heads=attention.num_heads // self.size, num_kv_heads=kv_heads)
+            return replace(attention, num_heads=self._count(attention.num_heads), num_kv_heads=len(self._kv(attention)))
         if isinstance(attention, MLASpec):
-            return replace(attention, num_heads=attention.num_heads // self.size)
-        keys, values = attention.num_key_heads // self.size, attention.num_value_heads // self.size
-        return replace(attention, num_key_heads=keys, num_value_heads=values)
+            return replace(attention, num_heads=self._count(attention.num_heads))
+        keys = self._count(attention.num_key_heads)
+        return replace(attention, num_key_heads=keys, num_value_heads=keys * _values_a_key(attention))
 
-    def _heads(self, count: int) -> Range:
-        """Of `count` heads, those of this rank; of fewer than ranks, the one it shares."""
-        share = max(1, count // self.size)
-        first = self.rank * count // self.size
-        return first, first + share
+    def _share(self, count: int) -> Range:
+        """Of `count` things in a row, those of this rank: an even share, the first ranks one more."""
+        share, more = divmod(count, self.size)
+        first = self.rank * share + min(self.rank, more)
+        return first, first + share + (self.rank < more)
+
+    def _count(self, count: int) -> int:
+        first, stop = self._share(count)
+        return stop - first
+
+    def _kv(self, attention: GQASpec) -> list[int]:
+        """KV heads of this rank's query heads, such that each serves as many of them: each once where that comes out,
+        else one a query head."""
+        group = attention.num_heads // attention.num_kv_heads
+        wanted = [head // group for head in range(*self._share(attention.num_heads))]
+        distinct = sorted(set(wanted))
+        each = len(wanted) // len(distinct)
+        return distinct if wanted == [kv for kv in distinct for _ in range(each)] else wanted
 
     def _gqa(self, attention: GQASpec, part: str, whole: Tensor) -> Tensor:
-        q, kv = self._heads(attention.num_heads), self._heads(attention.num_kv_heads)
-        width, sizes = attention.head_dim, [attention.num_heads, *[attention.num_kv_heads] * 2]
+        q, width = self._share(attention.num_heads), attention.head_dim
+        kv = [(head, head + 1) for head in self._kv(attention)]
         if part in ("qkv.weight", "qkv.bias"):
-            gate = [attention.num_heads] if attention.output_gate else []
-            return _take(whole, 0, _stacked([*sizes, *gate], [q, kv, kv, *[q] * len(gate)], [width] * 4))
+            heads, kv_heads = attention.num_heads, attention.num_kv_heads
+            blocks = [(heads, [q], width), (kv_heads, kv, width), (kv_heads, kv, width)]
+            return _take(whole, 0, _stacked([*blocks, (heads, [q], width)] if attention.output_gate else blocks))
         if part == "out.weight":
             return _take(whole, 1, [_scaled(q, width)])
         if part == "sinks":
             return _take(whole, 0, [q])
         if attention.qk_norm == "full" and part in ("q_norm.weight", "k_norm.weight"):
-            return _take(whole, 0, [_scaled(q if part == "q_norm.weight" else kv, width)])
+            return _take(whole, 0, [_scaled(own, width) for own in ([q] if part == "q_norm.weight" else kv)])
         return whole
 
     def _mla(self, attention: MLASpec, part: str, whole: Tensor) -> Tensor:
-        heads = self._heads(attention.num_heads)
+        heads = self._share(attention.num_heads)
         module, _, kind = part.partition(".")
         if module == ("q" if attention.q_lora_rank is None else "q_b"):
             return _take(whole, 0, [_scaled(heads, attention.qk_nope_head_dim + attention.qk_rope_head_dim)])
@@ -104,13 +116,15 @@ class TensorShare:
         return whole
 
     def _delta(self, attention: DeltaSpec, part: str, whole: Tensor) -> Tensor:
-        keys, values = self._heads(attention.num_key_heads), self._heads(attention.num_value_heads)
-        counts = [attention.num_key_heads] * 2 + [attention.num_value_heads] * 4
-        widths = [attention.key_head_dim] * 2 + [attention.value_head_dim] * 2 + [1, 1]
+        keys = self._share(attention.num_key_heads)
+        values = _scaled(keys, _values_a_key(attention))
+        key = (attention.num_key_heads, [keys], attention.key_head_dim)
+        value = (attention.num_value_heads, [values], attention.value_head_dim)
+        scalar = (attention.num_value_heads, [values], 1)
         if part == "in.weight":
-            return _take(whole, 0, _stacked(counts, [keys, keys, *[values] * 4], widths))
+            return _take(whole, 0, _stacked([key, key, value, value, scalar, scalar]))
         if part == "conv.weight":
-            return _take(whole, 0, _stacked(counts[:3], [keys, keys, values], widths[:3]))
+            return _take(whole, 0, _stacked([key, key, value]))
         if part in ("a_log", "dt_bias"):
             return _take(whole, 0, [values])
         if part == "out.weight":
@@ -127,25 +141,27 @@ def _scaled(heads: Range, width: int) -> Range:
     return heads[0] * width, heads[1] * width
 
 
-def _stacked(counts: Sequence[int], heads: Sequence[Range], widths: Sequence[int]) -> list[Range]:
-    """Row ranges of a stack of blocks, each `counts[i]` heads of `widths[i]` rows."""
-    sizes = [count * width for count, width in zip(counts, widths, strict=False)]
-    firsts = [0, *itertools.accumulate(sizes)]
-    scaled = [_scaled(own, width) for own, width in zip(heads, widths, strict=False)]
-    return [(first + start, first + stop) for first, (start, stop) in zip(firsts, scaled, strict=False)]
+def _stacked(blocks: Sequence[tuple[int, Sequence[Range], int]]) -> list[Range]:
+    """Row ranges of a stack of blocks: (heads in all, those of this rank, rows a head) of each."""
+    ranges: list[Range] = []
+    first = 0
+    for count, heads, width in blocks:
+        ranges += [(first + start, first + stop) for start, stop in (_scaled(own, width) for own in heads)]
+        first += count * width
+    return ranges
 
 
-def _most_heads(spec: DecoderSpec) -> int:
-    return max(
-        layer.attention.num_key_heads if isinstance(layer.attention, DeltaSpec) else layer.attention.num_heads
-        for layer in spec.layers
-    )
+def _values_a_key(attention: DeltaSpec) -> int:
+    return attention.num_value_heads // attention.num_key_heads
 
 
-def _divides(attention: Attention, size: int) -> bool:
-    if isinstance(attention, GQASpec):
-        kv = attention.num_kv_heads
-        return attention.num_heads % size == 0 and (kv % size == 0 or size % kv == 0)
-    if isinstance(attention, MLASpec):
-        return attention.num_heads % size == 0
-    return attention.num_key_heads % size == 0
+def _num_heads(attention: Attention) -> int:
+    return attention.num_key_heads if isinstance(attention, DeltaSpec) else attention.num_heads
+
+
+def _can_cut(attention: Attention, size: int) -> bool:
+    if not isinstance(attention, GQASpec) or attention.qk_norm != "full":
+        return size <= _num_heads(attention)
+    # A norm over all heads takes the mean over ranks, so each must have as many.
+    kv = attention.num_kv_heads
+    return attention.num_heads % size == 0 and (kv % size == 0 or size % kv == 0)

@@ -2,6 +2,7 @@
 
 import zlib
 
+from smoe.collectives.world import WorldPlan
 from smoe.core.config import EngineConfig
 from smoe.core.errors import CheckpointError
 from smoe.core.model_info import ModelInfo
@@ -67,23 +68,23 @@ class FakeExecutor:
         self.closed = True
 
 
-def build(config: EngineConfig) -> FakeExecutor:
+def build(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
     return FakeExecutor()
 
 
-def build_fragile(config: EngineConfig) -> FakeExecutor:
+def build_fragile(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
     return FakeExecutor(die_after=20)
 
 
-def build_broken(config: EngineConfig) -> FakeExecutor:
+def build_broken(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
     raise CheckpointError("model.safetensors: tensor `x` is missing")
 
 
-def build_buggy(config: EngineConfig) -> FakeExecutor:
+def build_buggy(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
     raise KeyError("layers.0")
 
 
-def build_killed(config: EngineConfig) -> FakeExecutor:
+def build_killed(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
     import os
     import signal
 

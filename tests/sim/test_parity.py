@@ -13,8 +13,9 @@ import pytest
 from smoe.core.config import EngineConfig
 from smoe.core.route_trace import RouteTrace, read_route_trace
 from smoe.core.stats import ExpertStats
-from smoe.engine.build import build_core, build_runner, model_info
+from smoe.engine.build import build_core, build_runner
 from smoe.engine.core import EngineCore
+from smoe.engine.model_facts import planned_model_info
 from smoe.engine.plan import compute_dtype, plan_memory
 from smoe.engine.runner import Runner
 from smoe.models.decoder import Decoder
@@ -117,7 +118,7 @@ class Offloaded:
         self, policy: str, slots_a_layer: int, *, seed: int, shared: bool = False, pause_share: float | None = None
     ) -> ExpertStats:
         spec = self._checkpoint.spec
-        info = model_info(self._checkpoint, plan_memory(self._checkpoint, CONFIG), None)
+        info = planned_model_info(self._checkpoint, plan_memory(self._checkpoint, CONFIG), None)
         geometry = Geometry(layers=info.moe_layers, num_experts=info.num_experts, top_k=info.top_k)
         policies = parse_policies(policy).build(geometry, seed=seed)
         num_slots = slots_a_layer * len(info.moe_layers)

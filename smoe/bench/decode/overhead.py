@@ -13,8 +13,8 @@ from smoe.core.config import EngineConfig
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
 from smoe.core.stats import ExpertStats
-from smoe.engine.build import model_info
 from smoe.engine.core import EngineCore
+from smoe.engine.model_facts import planned_model_info
 from smoe.engine.plan import plan_memory
 from smoe.engine.runner import Runner
 from smoe.engine.tokenizer import load_tokenizer
@@ -71,7 +71,7 @@ def measure_step(*, repeats: int, result: Result) -> None:
     config = EngineConfig(max_num_seqs=max(BATCHES))
     checkpoint = open_checkpoint(config.model)
     tokenizer = load_tokenizer(checkpoint.folder)
-    info = model_info(checkpoint, plan_memory(checkpoint, config), tokenizer)
+    info = planned_model_info(checkpoint, plan_memory(checkpoint, config), tokenizer)
     kv = KVCache(checkpoint.spec, num_rows=32 * 1024, num_states=max(BATCHES), dtype=torch.float32)
     runner = Runner(NoOpDecoder(checkpoint.spec), kv, NoOpBank(), info)
     core = EngineCore(runner, tokenizer, max_num_seqs=max(BATCHES), max_num_batched_tokens=2048)

@@ -1,0 +1,115 @@
+"""One rank of a model that several devices share."""
+
+import torch
+
+from smoe.collectives.dispatch import Dispatcher
+from smoe.collectives.expert_map import expert_places, held_experts
+from smoe.collectives.group import Group
+from smoe.collectives.schedules.plain import AllReduce, Scatter
+from smoe.collectives.schedules.protocol import Schedule
+from smoe.collectives.world import World, WorldPlan
+from smoe.core.config import EngineConfig
+from smoe.core.errors import CapacityError, ConfigError
+from smoe.core.parallel import ParallelConfig
+from smoe.core.placement import Placement
+from smoe.core.placement_build import contiguous
+from smoe.core.placement_file import read_placement
+from smoe.engine.memory import free_bytes
+from smoe.engine.model_facts import model_info
+from smoe.engine.plan import compute_dtype, context_length
+from smoe.engine.runner import Runner
+from smoe.engine.tokenizer import load_tokenizer
+from smoe.models.decoder import Decoder
+from smoe.models.dispatched import DispatchedBank, RankBank
+from smoe.models.kv import KVCache, bytes_per_row
+from smoe.models.loading import Checkpoint, open_checkpoint
+from smoe.models.permute import check_model
+from smoe.models.spread import TensorParallel
+from smoe.models.tensor_parallel import TensorShare, check_size
+
+_SLACK = 0.1  # of the memory free now that stays so: activations, buffers of exchanges
+
+
+def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
+    """The placement that `config.parallel` asks for, before any worker starts. Raises ConfigError or PlacementError."""
+    parallel, spec = config.parallel, checkpoint.spec
+    check_size(spec, parallel.tensor_parallel_size)
+    for name, wanted in (("expert_memory", "all"), ("record_routes", None)):
+        if getattr(config, name) != wanted:
+            raise ConfigError(name, getattr(config, name), f"{wanted} on several devices")
+    if parallel.placement is None:
+        experts = spec.moe(spec.moe_layers[0]).router.num_experts
+        return contiguous(
+            fingerprint=checkpoint.fingerprint, num_experts=experts, layers=spec.moe_layers, num_devices=parallel.size
+        )
+    placement = read_placement(parallel.placement)
+    check_model(placement, checkpoint, parallel.placement)
+    if placement.num_devices != parallel.size:
+        limit = f"{parallel.size} devices; it was made for {placement.num_devices}"
+        raise ConfigError("placement", parallel.placement, limit)
+    return placement
+
+
+def build_rank_runner(config: EngineConfig, plan: WorldPlan) -> Runner:
+    """Joins the others, then loads this rank's part. Raises CollectiveError, and what check_parallel raises,
+    CheckpointError, or CapacityError when no rows are left for the KV cache.
+    """
+    checkpoint = open_checkpoint(config.model)
+    placement = check_parallel(checkpoint, config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    world = World(plan)
+    try:
+        return _load(checkpoint, config, world, placement)
+    except BaseException:
+        world.close()
+        raise
+
+
+def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement: Placement) -> Runner:
+    spec, dtype, group = checkpoint.spec, compute_dtype(checkpoint.spec, config), world.all
+    share = TensorShare(spec, group.rank, group.size)
+    schedule = make_schedule(config.parallel, group, placement)
+    free = free_bytes() // world.plan.ranks_on_host
+    held = held_experts(placement, group.rank)
+    local = RankBank(spec, held, lambda layer, expert: checkpoint.read_expert(layer, expert, dtype=dtype))
+    dispatcher = Dispatcher(group, dedup=config.parallel.dedup)
+    bank = DispatchedBank(local, dispatcher, expert_places(placement, group.rank), schedule)
+    params = checkpoint.params(dtype=dtype, part=share.param)
+    dense_bytes = sum(tensor.nbytes for tensor in params.values())
+    local_spec, max_model_len = share.local_spec(), context_length(spec, config)
+    decoder = Decoder(local_spec, params, bank, dtype=dtype, spread=TensorParallel(group, schedule, share))
+    left = int((1 - _SLACK) * free) - dense_bytes - local.nbytes
+    rows = _common_rows(group, left, bytes_per_row(local_spec, dtype), config.max_num_seqs * max_model_len)
+    kv = KVCache(local_spec, num_rows=rows, num_states=config.max_num_seqs, dtype=dtype)
+    info = model_info(
+        checkpoint,
+        load_tokenizer(checkpoint.folder),
+        dtype=dtype,
+        max_model_len=max_model_len,
+        expert_bytes=checkpoint.expert_source(spec.moe_layers[0], 0).assembled_nbytes(dtype),
+        dense_bytes=dense_bytes,
+    )
+    return Runner(decoder, kv, bank, info, world=world)
+
+
+def _common_rows(group: Group, left_bytes: int, row_bytes: int, wanted: int) -> int:
+    """KV rows for which every rank has room."""
+    rows = min(wanted, left_bytes // row_bytes) if row_bytes else wanted
+    rows = int(group.all_gather(torch.tensor([rows]), "sizes").min())
+    if rows < 2:
+        raise CapacityError(f"KV memory: {max(0, left_bytes)} bytes are left on a rank for rows of {row_bytes} bytes")
+    return rows
+
+
+def make_schedule(parallel: ParallelConfig, group: Group, placement: Placement) -> Schedule:
+    """Raises ConfigError for a placement that lacks what the schedule needs."""
+    if parallel.schedule == "allreduce":
+        return AllReduce(group)
+    if parallel.schedule == "scatter":
+        return Scatter(group)
+    from smoe.collectives.schedules.speculative import Speculative
+
+    if placement.tables is None:
+        raise ConfigError("placement", parallel.placement, "with token tables, for schedule speculative")
+    return Speculative(group, placement.tables, placement.layers, capacity_factor=parallel.capacity_factor)

@@ -1,0 +1,150 @@
+"""One model over several actors: the tokens of one process, whatever the schedule; a killed rank costs nothing."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smoe.actors.client import RayClient, open_ray_client
+from smoe.core.config import EngineConfig
+from smoe.core.errors import ConfigError, SmoeError
+from smoe.core.parallel import ParallelConfig
+from smoe.core.placement_build import contiguous, from_expert_device
+from smoe.core.placement_file import write_placement
+from smoe.core.request import Request
+from smoe.core.sampling import SamplingParams
+from smoe.engine.build import build_local_client
+from smoe.models.loading import open_checkpoint
+from tests.collectives.tables import make_tables
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+
+PROMPTS = ("Once upon a time", "def main():\n", "User: I want", "2 + 3 =")
+SIZE = 2
+
+
+def requests(client: object, max_tokens: int) -> list[Request]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return [
+        Request(request_id=str(i), prompt_token_ids=tuple(client.encode_text(prompt)), params=params)  # type: ignore[attr-defined]
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+def answers(client: object, max_tokens: int = 24) -> dict[str, tuple[int, ...]]:
+    client.submit(requests(client, max_tokens))  # type: ignore[attr-defined]
+    found: dict[str, tuple[int, ...]] = {str(i): () for i in range(len(PROMPTS))}
+    left = set(found)
+    while left:
+        for delta in client.poll(60.0):  # type: ignore[attr-defined]
+            found[delta.request_id] += delta.token_ids
+            if delta.finish_reason is not None:
+                assert delta.finish_reason in ("length", "stop"), delta
+                left.discard(delta.request_id)
+    return found
+
+
+@contextmanager
+def opened(config: EngineConfig) -> Iterator[RayClient]:
+    client = open_ray_client(config)
+    try:
+        yield client
+    finally:
+        client.shutdown()
+
+
+def config(**parallel: object) -> EngineConfig:
+    spread = ParallelConfig(tensor_parallel_size=SIZE, **parallel)  # type: ignore[arg-type]
+    return EngineConfig(dtype="float32", max_model_len=256, threads=1, parallel=spread)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, tuple[int, ...]]:
+    client = build_local_client(EngineConfig(dtype="float32", max_model_len=256, threads=1))
+    try:
+        return answers(client)
+    finally:
+        client.shutdown()
+
+
+@pytest.fixture(scope="module")
+def placement(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts and tokens anywhere: what a schedule must not depend on."""
+    checkpoint = open_checkpoint("builtin")
+    spec = checkpoint.spec
+    rng = np.random.default_rng(0)
+    experts = spec.moe(spec.moe_layers[0]).router.num_experts
+    device = np.stack([rng.permutation(np.arange(experts) % SIZE) for _ in spec.moe_layers]).astype(np.int16)
+    made = from_expert_device(
+        device,
+        fingerprint=checkpoint.fingerprint,
+        layers=spec.moe_layers,
+        slots_of_device=(experts // 2, experts // 2),
+        tables=make_tables(SIZE, vocab=spec.vocab, layers=len(spec.moe_layers)),
+    )
+    folder = tmp_path_factory.mktemp("placements") / "random"
+    write_placement(folder, made)
+    return folder
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("schedule", ["allreduce", "scatter", "speculative"])
+def test_two_ranks_give_the_tokens_of_one_process(
+    schedule: str, placement: Path, expected: dict[str, tuple[int, ...]]
+) -> None:
+    with opened(config(schedule=schedule, placement=str(placement))) as client:
+        assert answers(client) == expected
+        assert len(set(client.shard_pids())) == SIZE
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_killed_rank_is_replaced_and_requests_go_on(expected: dict[str, tuple[int, ...]]) -> None:
+    with opened(config()) as client:
+        client.submit(requests(client, 24))
+        found: dict[str, tuple[int, ...]] = {str(i): () for i in range(len(PROMPTS))}
+        killed = False
+        left = set(found)
+        while left:
+            for delta in client.poll(60.0):
+                found[delta.request_id] += delta.token_ids
+                if delta.finish_reason is not None:
+                    left.discard(delta.request_id)
+            if not killed and any(found.values()):
+                os.kill(client.shard_pids()[1], signal.SIGKILL)
+                killed = True
+        assert found == expected
+        assert client.state().generation == 2
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"tensor_parallel_size": 7}, r"^tensor_parallel_size: 7 \(one of 1, 2, 3, 4, 5, 6, by the heads"),
+        ({"placement": "nowhere"}, r"nowhere"),
+    ],
+)
+def test_what_no_rank_could_load_is_refused_before_any_starts(change: dict[str, object], match: str) -> None:
+    spread = ParallelConfig(**{"tensor_parallel_size": SIZE, **change})  # type: ignore[arg-type]
+    with pytest.raises(SmoeError, match=match):
+        open_ray_client(EngineConfig(parallel=spread))
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_placement_for_other_devices_is_refused(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint("builtin")
+    spec = checkpoint.spec
+    experts = spec.moe(spec.moe_layers[0]).router.num_experts
+    made = contiguous(fingerprint=checkpoint.fingerprint, num_experts=experts, layers=spec.moe_layers, num_devices=4)
+    write_placement(tmp_path / "four", made)
+    with pytest.raises(ConfigError, match=r"^placement: .*four' \(2 devices; it was made for 4\)$"):
+        open_ray_client(config(placement=str(tmp_path / "four")))
+
+
+def test_one_process_cannot_be_several_devices() -> None:
+    with pytest.raises(ConfigError, match=r"^tensor_parallel_size: 2 \(1 in one process"):
+        build_local_client(config())
