@@ -17,8 +17,8 @@ SHAPES = [  # (T, K, E, D)
     (1, 1, 1, 1),  # smallest
     (9, 3, 7, 70),  # no power of two; choices that are left out
     (0, 2, 4, 16),  # no rows
-    (3, 8, 64, 1030),  # a block and some columns
-    (5, 17, 17, 20),  # all experts chosen
+    (2, 8, 64, 1030),  # a block and some columns
+    (2, 17, 17, 20),  # all experts chosen
 ]
 
 

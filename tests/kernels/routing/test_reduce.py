@@ -14,10 +14,10 @@ from smoe.kernels.routing.rows import gather_rows
 Put = Callable[[Tensor], Tensor]
 SHAPES = [  # (R, T, D, chunk): chunk None is ragged chunks back to back
     (1, 1, 1, None),  # smallest, nothing to add
-    (3, 13, 70, None),  # no power of two, three ranks
-    (4, 10, 33, 3),  # T is no multiple of R: chunks of 3 with padding
+    (3, 7, 70, None),  # no power of two, three ranks
+    (4, 6, 33, 2),  # T is no multiple of R: chunks of 2 with padding
     (2, 0, 16, 1),  # no rows, but a chunk of padding
-    (4, 7, 1030, 7),  # a block and some columns; one rank may get all rows
+    (2, 3, 1030, 3),  # a block and some columns; one rank may get all rows
 ]
 
 

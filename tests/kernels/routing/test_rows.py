@@ -68,10 +68,11 @@ def test_scatter(put: Put, dtype: torch.dtype, t: int, n: int, d: int) -> None:
     assert bool((wide[:, [0, d + 1, d + 2]] == 5.0).all())
 
 
-@pytest.mark.parametrize("chunk", [None, 40])
+@pytest.mark.parametrize("chunk", [None, 9])
 def test_sorting_there_and_back(put: Put, dtype: torch.dtype, chunk: int | None) -> None:
     """Un-permuting what was permuted gives the rows, with padding between chunks or without."""
     bins, num_bins = entries("no power of two")
+    bins = bins[:21]
     x = put(torch.randn(len(bins), 33).to(dtype))
     made = sort_by_bin(put(bins), num_bins, chunk)
     assert torch.equal(gather_rows(gather_rows(x, made.order), made.inverse_N), x)
