@@ -2,7 +2,8 @@
 
     python -m smoe.bench.gpu_check [--out benchmarks/results]
 
-The engine computes on the CPU so far, so there is no offload figure of a GPU here.
+The engine computes on the CPU so far: copies into slots on the device are timed by themselves, beside matrix products,
+and there is no offload figure of a GPU here.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from smoe.bench.gpu import collectives, roofline
+from smoe.bench.gpu import collectives, copies, roofline
 from smoe.bench.result import Figure, Result, print_figures
 
 
@@ -30,7 +31,7 @@ def main() -> int:
     result.add(Figure(figure="tests of the CUDA paths", value=float(passed), unit="passed", goal="all", met=passed))
     device = torch.device("cuda")
     roofline.measure(device, result)
-    roofline.measure_copies(device, result)
+    copies.measure(device, result)
     if not args.quick:
         collectives.measure(device, result)
     print_figures(result.summary, torch.cuda.get_device_name(device))

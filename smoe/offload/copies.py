@@ -5,15 +5,17 @@ from typing import Protocol
 
 import torch
 
+from smoe.offload.store import Read
+
 
 class Copy(Protocol):
-    """A copy begun; both its memories are the engine's until `wait` returns."""
+    """A copy begun; its source and its part of the slot are the engine's until `wait` returns."""
 
     def wait(self) -> None: ...
 
 
 class CopyEngine(Protocol):
-    """`source` and `target` are uint8, contiguous, of one size."""
+    """Knows where slots are: in this process's memory, or on a device."""
 
     chunk_bytes: int
     """Transfers are cut into copies of this size, so that an urgent one gets between those of another."""
@@ -21,7 +23,9 @@ class CopyEngine(Protocol):
     small_bytes: int
     """Up to here the thread that asks for a transfer copies itself: waking another one takes longer."""
 
-    def begin(self, target: torch.Tensor, source: torch.Tensor) -> Copy: ...
+    def begin(self, read: Read, start: int, source: torch.Tensor) -> Copy:
+        """Copies `source`, contiguous uint8, to byte `start` of the slot of `read`."""
+        ...
 
 
 class MemoryCopies:
@@ -29,9 +33,10 @@ class MemoryCopies:
 
     chunk_bytes, small_bytes = 4 << 20, 256 << 10
 
-    def begin(self, target: torch.Tensor, source: torch.Tensor) -> Copy:
-        assert target.nbytes == source.nbytes
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+    def begin(self, read: Read, start: int, source: torch.Tensor) -> Copy:
+        target = torch.frombuffer(read.memory, dtype=torch.uint8)
+        assert start + source.nbytes <= target.nbytes
+        ctypes.memmove(target.data_ptr() + start, source.data_ptr(), source.nbytes)
         return _ENDED
 
 

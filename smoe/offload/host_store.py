@@ -168,9 +168,8 @@ class HostStore:
         """One chunk; the next one is another job, so that it waits for what has become more urgent. Without a ticket
         there is no next one."""
         stop = min(start + self._copies.chunk_bytes, read.layout.room)
-        target = torch.frombuffer(read.memory[start:stop], dtype=torch.uint8)
         began = time.perf_counter()
-        self._copies.begin(target, self._memory.slot(host)[start:stop]).wait()
+        self._copies.begin(read, start, self._memory.slot(host)[start:stop]).wait()
         with self._lock:
             self._copy_s += time.perf_counter() - began
             self._copied_bytes += stop - start

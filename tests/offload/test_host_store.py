@@ -3,6 +3,7 @@
 import queue
 import random
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,7 @@ def test_two_links_are_counted_each(files: ExpertFiles) -> None:
     assert (disk.name, disk.transfers, host.transfers, stats.reads) == ("disk", 2, 5, 5)
     assert disk.nbytes == sum(shelf.layout(4, e).room for e in (0, 1))
     assert stats.bytes_read == host.nbytes == sum(tier.above.layout(4, e).room for e in (0, 0, 1, 1, 1))
-    assert 0 < disk.busy_s
+    assert disk.busy_s > 0
     assert 0 < host.busy_s <= stats.busy_s
     assert 0 < stats.peak_bytes <= stats.budget_bytes
     tier.close()
@@ -193,13 +194,53 @@ class SteppedCopies(MemoryCopies):
     chunk_bytes, small_bytes = 2 * 4096, 0
 
     def __init__(self) -> None:
-        self.began, self.go, self.targets = threading.Event(), threading.Event(), []
+        self.began, self.go, self.copied = threading.Event(), threading.Event(), []
 
-    def begin(self, target, source):
+    def begin(self, read, start, source):
         self.began.set()
         assert self.go.wait(10)
-        self.targets.append(target.data_ptr())
-        return super().begin(target, source)
+        self.copied.append((*read.view[:2], start))
+        return super().begin(read, start, source)
+
+
+class DelayedCopies(MemoryCopies):
+    """Nothing is copied before somebody waits for it, and then not before `go` is set."""
+
+    chunk_bytes, small_bytes = 4096, 0
+
+    def __init__(self) -> None:
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def begin(self, read, start, source):
+        return _Delayed(self, partial(super().begin, read, start, source))
+
+
+class _Delayed:
+    def __init__(self, engine, copy) -> None:
+        self._engine, self._copy = engine, copy
+
+    def wait(self) -> None:
+        self._engine.began.set()
+        assert self._engine.go.wait(10)
+        self._copy()
+
+
+def test_nothing_reads_a_slot_before_its_copy_has_ended(files: ExpertFiles) -> None:
+    """Slots and outputs hold NaN until then."""
+    shelf, copies = Shelf(files.spec, files.source, torch.float32), DelayedCopies()
+    memory = HostMemory(shelf, shelf.num_experts)
+    fill_all(shelf, memory, InstantStore())
+    bank = bank_over(files, HostStore(shelf, memory, None, copies), SlotForm(shelf))
+    resident, outs = files.resident(torch.float32), []
+    calls = random_calls(files, torch.float32, [1, 5, 2])
+    thread = threading.Thread(target=lambda: outs.extend(apply(bank, call) for call in calls))
+    thread.start()
+    assert copies.began.wait(10)
+    assert not outs
+    copies.go.set()
+    thread.join()
+    assert all(torch.equal(out, apply(resident, call)) for out, call in zip(outs, calls, strict=True))
+    bank.close()
 
 
 def test_an_urgent_copy_goes_between_the_pieces_of_another(tmp_path: Path) -> None:
@@ -212,9 +253,9 @@ def test_an_urgent_copy_goes_between_the_pieces_of_another(tmp_path: Path) -> No
     copies.go.set()
     first, second = tier.ended.get(), tier.ended.get()
     assert (first.view[:2], second.view[:2]) == ((2, 3), (1, 0))
-    assert len(copies.targets) > 4
-    assert copies.targets[0] == background.data_ptr()
-    assert copies.targets[1] == urgent.data_ptr()
+    assert len(copies.copied) > 4
+    assert copies.copied[0] == (1, 0, 0)
+    assert copies.copied[1] == (2, 3, 0)
     for key, slot in (((1, 0), background), ((2, 3), urgent)):
         assert same(tier.above.view(*key, slot), expected(files, torch.bfloat16, *key))
     tier.close()

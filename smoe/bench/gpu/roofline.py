@@ -1,4 +1,4 @@
-"""How near the operations come to what the device's memory and its link to the host allow."""
+"""How near the operations come to what the device's memory allows."""
 
 import torch
 
@@ -28,37 +28,6 @@ def measure(device: torch.device, result: Result) -> None:
     weights_1K = torch.full((1, TOP_K), 1 / TOP_K, device=device)
     took = seconds(lambda: moe(x_1D, ids_1K, ids_1K, weights_1K, table))
     _share("experts, 8 of 64, one row", TOP_K * 3 * HIDDEN * FFN * 2, took, bandwidth, result)
-
-
-def measure_copies(device: torch.device, result: Result) -> None:
-    """Pinned host-to-device bandwidth, and how much of a copy hides behind a matrix product on another stream."""
-    host = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty_like(host, device=device)
-    side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-
-    def copy() -> None:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            target.copy_(host, non_blocking=True)
-        torch.cuda.current_stream().wait_stream(side)
-
-    def compute() -> None:
-        for _ in range(4):
-            a.mm(a)
-
-    def both() -> None:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            target.copy_(host, non_blocking=True)
-        compute()
-        torch.cuda.current_stream().wait_stream(side)
-
-    copy_s, compute_s, both_s = seconds(copy), seconds(compute), seconds(both)
-    hidden = (copy_s + compute_s - both_s) / min(copy_s, compute_s)
-    result.samples["copy_overlap_s"] = {"copy": copy_s, "compute": compute_s, "both": both_s}
-    result.add(Figure(figure="pinned host to device", value=host.nbytes / copy_s / 1e9, unit="GB/s"))
-    result.add(Figure(figure="copy hidden behind compute", value=100 * hidden, unit="%", bound="of the shorter one"))
 
 
 def _share(name: str, nbytes: int, took_s: float, bandwidth: float, result: Result) -> None:
