@@ -1,7 +1,8 @@
 """How far a token's counts are to be believed: empirical Bayes, one strength a layer.
 
-A token's expected share on a device is (activations + strength * share of all tokens) / (all + strength): a Dirichlet
-prior around the layer's mean. Its strength is the one that tells best what a token does in a sequence from what it did
+A token's expected share on a device is (activations + strength * prior share) / (all + strength): a Dirichlet prior
+around what tokens do that are met in one sequence only, for those that were never met are of their kind, and rare ones
+next to it. Its strength is the one that tells best what a token does in a sequence from what it did
 in all the others, so that a token met in one text alone counts for as little as it should.
 """
 
@@ -17,8 +18,19 @@ Array = npt.NDArray[Any]
 
 WEAKEST, STRONGEST = 0.25, 4096.0
 """In activations."""
+FEW = 32.0
+"""Tokens."""
 MAX_PAIRS = 100_000
 _TINY = 1e-9
+
+
+def newcomers_share(groups: TokenGroups, pairs_PG: Array, mean_G: Array, top_k: int) -> Array:
+    """[G] f64: where tokens of one sequence only have their activations, each token counted once. `mean_G` of all
+    tokens stands in where there are few."""
+    lone = np.bincount(groups.token_of_pair, minlength=len(groups.token_ids)) == 1
+    pairs = groups.token_start[lone]
+    shares = pairs_PG[pairs] / (groups.pair_occurrences[pairs] * float(top_k))[:, None]
+    return np.asarray((shares.sum(axis=0) + FEW * mean_G) / (len(pairs) + FEW), dtype=np.float64)
 
 
 def expected_shares(counts_RG: Array, activations_R: Array, prior_G: Array, strength: float) -> Array:

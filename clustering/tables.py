@@ -13,7 +13,7 @@ from smoe.clustering.chain import Rival, against, history_table
 from smoe.clustering.groups import TokenGroups, group_tokens
 from smoe.clustering.local import local_counts, majority
 from smoe.clustering.neighbours import nearest_seen
-from smoe.clustering.shrink import expected_shares, fit_strength
+from smoe.clustering.shrink import expected_shares, fit_strength, newcomers_share
 from smoe.core.errors import ConfigError
 from smoe.core.placement import RoutingTables
 from smoe.core.route_trace import RouteTrace
@@ -23,12 +23,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTable:
-    """One layer's rows for the ids seen [R]: best and second device, expected share on the best. `rival` is the same
-    for each token of the trace, as counted without its sequence."""
+    """One layer's rows for the ids seen [R]: best and second device, expected share on the best. `prior` [G] is what
+    is expected of ids never seen. `rival` is the same as the rows for each token of the trace, as counted without its
+    sequence."""
 
     device: Array
     second: Array
     confidence: Array
+    prior: Array
     strength: float
     rival: Rival
 
@@ -39,7 +41,7 @@ def build_tables(
     """`on_device` [L, E, G] bool as a Placement's. `vocab_size`: None takes the trace's highest id and one.
 
     Ids that the trace lacks copy the row of the nearest one by `embedding` [V, D]; without it they go where most
-    activations go. Raises ConfigError for an embedding or vocabulary that does not fit.
+    activations of rare ids go. Raises ConfigError for an embedding or vocabulary that does not fit.
     """
     layers, num_devices = len(trace.layers), on_device.shape[2]
     groups = group_tokens(trace)
@@ -57,11 +59,11 @@ def build_tables(
         local = local_counts(trace.expert_ids[layer], on_device[layer])
         history = history_table(local, before2, before1, trace.top_k)
         chain[layer], chain_confidence[layer] = history.device, history.share
-        prior = local.sum(axis=0, dtype=np.float64) / (trace.num_tokens * trace.top_k)
-        first, next_best, share = best_two(prior[None])
+        unknown = local.sum(axis=0, dtype=np.float64) / (trace.num_tokens * trace.top_k)
+        table = None if groups is None else token_table(groups, local, unknown, trace.top_k)
+        first, next_best, share = best_two((unknown if table is None else table.prior)[None])
         device[layer], second[layer], confidence[layer] = first[0], next_best[0], share[0]
-        if groups is not None:
-            table = token_table(groups, local, prior, trace.top_k)
+        if groups is not None and table is not None:
             device[layer, groups.token_ids] = table.device
             second[layer, groups.token_ids] = table.second
             confidence[layer, groups.token_ids] = table.confidence
@@ -79,14 +81,18 @@ def build_tables(
     )
 
 
-def token_table(groups: TokenGroups, local_TG: Array, prior_G: Array, top_k: int) -> TokenTable:
+def token_table(groups: TokenGroups, local_TG: Array, mean_G: Array, top_k: int) -> TokenTable:
+    """`mean_G`: the share of all tokens' activations on each device."""
     pairs = groups.pair_sums(local_TG)
+    prior_G = newcomers_share(groups, pairs, mean_G, top_k)
     counts = groups.token_sums(pairs)
     strength = fit_strength(groups, pairs, counts, prior_G, top_k)
     shares = expected_shares(counts, groups.occurrences * float(top_k), prior_G, strength)
     device, second, confidence = best_two(shares)
     rival = _left_out(groups, pairs, counts, prior_G, strength, top_k)
-    return TokenTable(device=device, second=second, confidence=confidence, strength=strength, rival=rival)
+    return TokenTable(
+        device=device, second=second, confidence=confidence, prior=prior_G, strength=strength, rival=rival
+    )
 
 
 def _left_out(
