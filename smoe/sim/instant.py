@@ -6,11 +6,11 @@ simulation's time. Misses are fetched, never computed elsewhere or substituted, 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from smoe.core.stats import ExpertStats
 from smoe.offload.policies.base import Deaf
-from smoe.offload.policies.protocols import Array, Key, PolicySet, Reason, Routing
+from smoe.offload.policies.protocols import Array, Eviction, Key, PolicySet, Reason, Routing
 from smoe.offload.policies.waiting import Wait
 
 MOST_SETS = 4096
@@ -21,6 +21,11 @@ FEW = 12
 def works_for(policies: PolicySet) -> bool:
     """Whether every miss is fetched and waited for."""
     return type(policies.miss) is Wait
+
+
+def hears_demand(eviction: Eviction) -> bool:
+    """Whether it listens to what routers ask for; if not, routings need not be made."""
+    return getattr(type(eviction), "demand", None) is not Deaf.demand
 
 
 class InstantCache:
@@ -54,8 +59,9 @@ class InstantCache:
         self._free = self._least_free = num_slots
         self._epoch = 1
         # Not to be evicted: these of the layer that runs, and what is on its way for later layers.
-        self._layer, self._busy, self._coming = layers[0], list[int](), set[Key]()
-        self.needs_routing = self._prefetch is not None or type(policies.eviction).demand is not Deaf.demand
+        self._layer, self._coming = layers[0], set[Key]()
+        self._busy: Collection[int] = ()
+        self.needs_routing = self._prefetch is not None or hears_demand(policies.eviction)
         """Whether `run_layer` must be told the routing."""
         self.needs_lookahead = self._prefetch is not None and self._prefetch.needs_lookahead
 

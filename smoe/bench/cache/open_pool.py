@@ -8,9 +8,8 @@ every fetch is done at once, and takes the slot that the eviction policy names. 
 from collections.abc import Sequence
 
 from smoe.core.stats import ExpertStats
-from smoe.offload.policies.base import Deaf
 from smoe.offload.policies.protocols import Array, Key, PolicySet, Reason, Routing
-from smoe.sim.instant import short
+from smoe.sim.instant import hears_demand, short
 
 
 class OpenPool:
@@ -25,7 +24,7 @@ class OpenPool:
         self._unused: set[Key] = set()
         self._brought: set[Key] = set()
         self._using: Key | None = None
-        self.needs_routing = policies.prefetch is not None or type(policies.eviction).demand is not Deaf.demand
+        self.needs_routing = policies.prefetch is not None or hears_demand(policies.eviction)
         self.needs_lookahead = policies.prefetch is not None and policies.prefetch.needs_lookahead
         self.hits = self.cold = self.collisions = self.prefetched = self.wasted = self.transfers = self.evictions = 0
         self.peak_used = 0

@@ -46,7 +46,7 @@ def run_points(points: Sequence[Point], traces: Traces) -> list[Row]:
 
 
 def _start(point: Point, trace: RouteTrace, future: Future | None) -> InstantRun | SteppedRun:
-    if point.pool != OPEN:
+    if point.pool != "open":
         # Half a slot on top: a fraction of slots a layer is rounded down to whole slots in all.
         memory = ExpertMemory("slots", (point.num_slots + 0.5) / len(trace.layers))
         return start(trace, point.policy, memory, pool=point.pool, mode=point.mode, future=future)
