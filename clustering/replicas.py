@@ -46,8 +46,8 @@ def choose_replicas(
     """Fills every spare slot. `on_device` [E, G] bool: who holds what now. `activations` [E, G]: those of an expert by
     the device where its token is. `extra_slots` [G].
 
-    While the load is above `allowed_load`, the copy that evens out the devices most is taken; then, of the copies that
-    keep it there, the one that keeps most activations at home. Of several such fillings the best balanced one is
+    While no copy brings the load to `allowed_load`, the one that evens out the devices most is taken; then, of the
+    copies that keep it there, the one that keeps most activations at home. Of several such fillings the best balanced one is
     returned, then the one with most at home. The last slots may have no harmless copy left; the least harmful fills
     them.
 
@@ -113,9 +113,8 @@ def _next_copy(
     now = _by_device(computing_device(held), activations)
     load = now.sum(axis=0)
     limit = allowed_load * load.mean()
-    balanced = load.max() <= limit
     experts, devices = np.nonzero(~held & (room > 0))
-    if not balanced and not every:
+    if load.max() > limit and not every:
         asked = now[experts, int(load.argmax())] > 0
         if asked.any():
             experts, devices = experts[asked], devices[asked]
@@ -125,7 +124,7 @@ def _next_copy(
     kept_home = activations[experts, devices]
     uneven = ((loads / max(load.mean(), 1e-300)) ** power).sum(axis=1)
     harmless = np.flatnonzero(loads.max(axis=1) <= limit)
-    if balanced and len(harmless):
+    if len(harmless):
         best = harmless[np.lexsort((uneven[harmless], -kept_home[harmless]))[0]]
     else:
         best = np.lexsort((-kept_home, uneven))[0]
