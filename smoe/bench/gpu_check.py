@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from smoe.bench.gpu import collectives, copies, roofline
+from smoe.bench.gpu import collectives, copies, roofline, routing
 from smoe.bench.result import Figure, Result, print_figures
 
 
@@ -32,6 +32,7 @@ def main() -> int:
     device = torch.device("cuda")
     roofline.measure(device, result)
     copies.measure(device, result)
+    routing.measure(device, result)
     if not args.quick:
         collectives.measure(device, result)
     print_figures(result.summary, torch.cuda.get_device_name(device))
