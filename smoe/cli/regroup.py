@@ -1,10 +1,12 @@
 """`smoe regroup`: experts grouped by device from a route trace, judged on text that was not used for it."""
 
+import contextlib
 import hashlib
 import json as json_module
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,6 +86,9 @@ def command(
     jobs: Annotated[
         str | None, typer.Option("--jobs", metavar="N", help="Layers at a time; default: a CPU each.")
     ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Instead of a placement: every solver side by side, with pictures.")
+    ] = False,
     in_process: options.InProcess = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report as a JSON object.")] = False,
 ) -> None:
@@ -92,6 +97,7 @@ def command(
     Layers are Ray tasks. A run that was stopped goes on when it is started again with the same arguments.
     """
     from smoe.cli.regroup_view import show
+    from smoe.core.folder import check_new_folder
     from smoe.core.placement_file import check_placement_folder
     from smoe.core.regroup_config import RegroupConfig, read_regroup_fields
 
@@ -123,9 +129,15 @@ def command(
     if in_process and wanted_jobs is not None:
         raise ConfigError("jobs", wanted_jobs, "not with --in-process, which runs one at a time")
     resolved = RegroupConfig(**fields)
-    check_placement_folder(out)
+    if compare:
+        check_new_folder("out", out, "compare.json")
+    else:
+        check_placement_folder(out)
     print(f"config: {json_module.dumps(resolved.as_json())}", file=sys.stderr)
     job = _open(resolved)
+    if compare:
+        _compare(job, out, jobs=wanted_jobs, distributed=not in_process, json=json)
+        return
     work = out.absolute().with_name(out.name + ".work")
     results = _solve(job, work, jobs=wanted_jobs, distributed=not in_process)
     regrouped = _finish(job, results, out)
@@ -222,6 +234,34 @@ def _finish(job: "RegroupJob", results: "list[LayerResult]", out: Path) -> "Regr
     files = pictures(job, regrouped, results) | {"run.json": run_record(job, results)}
     write_placement(out, regrouped.placement, report=regrouped.report, files=files)
     return regrouped
+
+
+def _compare(job: "RegroupJob", out: Path, *, jobs: int | None, distributed: bool, json: bool) -> None:
+    """Writes the folder of pictures and figures, and prints these."""
+    from smoe.cli.regroup_view import show_comparison
+    from smoe.clustering.regroup_compare import compare_all, comparison_files
+    from smoe.core.folder import write_folder
+
+    fan_out = None
+    if distributed:
+        from smoe.actors import sweep
+
+        fan_out = partial(sweep.fan_out, jobs=jobs)
+    shown: dict[str, Progress] = {}
+    with contextlib.ExitStack() as stack:
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in shown:
+                shown[what] = stack.enter_context(Progress(what, total))
+            shown[what].update(done)
+
+        rows = compare_all(job, fan_out=fan_out, progress=progress)
+    files = comparison_files(job, rows)
+    write_folder("out", out, files, "compare.json")
+    if json:
+        print(files["compare.json"].decode(), end="")
+    else:
+        show_comparison(out, job, rows)
 
 
 def _digests(config: "RegroupConfig") -> dict[str, str]:

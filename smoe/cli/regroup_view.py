@@ -12,6 +12,7 @@ from smoe.cli.answers import size
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from smoe.clustering.compare import Compared
     from smoe.clustering.evaluate import Evaluation
     from smoe.clustering.layer_job import LayerResult
     from smoe.clustering.regroup import Regrouped, RegroupJob
@@ -44,6 +45,32 @@ def show(out: Path, job: "RegroupJob", regrouped: "Regrouped", results: "Sequenc
     seconds, peak = sum(result.seconds for result in results), max(result.peak_rss_bytes for result in results)
     memory = f", a task's process took {size(peak)} at most" if peak else ""
     print(f"layers solved in {seconds:,.1f} s of one CPU{memory}")
+    print(f"{out}: written")
+
+
+def show_comparison(out: Path, job: "RegroupJob", rows: "Sequence[Compared]") -> None:
+    from rich.console import Console
+
+    assert job.heldout is not None
+    title = f"{job.config.trace}: {len(job.rules.slots_of_device)} devices, {job.heldout.num_tokens:,} tokens held out"
+    columns = ("solver", "theta", "max load", "by T", "T and A", "best device", "devices needed", "load", "tokens", "s")
+    table = _table(title, *columns)
+    for row in rows:
+        shares = (row.lar_token, row.lar_chain, row.lar_best)
+        balance = (row.needed_devices, row.load_imbalance, row.token_imbalance)
+        limit = "none" if row.balance.max_load is None else f"{row.balance.max_load:g}"
+        table.add_row(
+            row.solver,
+            f"{row.balance.theta:g}",
+            limit,
+            *(f"{np.mean(values):.3f}" for values in shares),
+            *(f"{np.mean(values):.2f}" for values in balance),
+            f"{sum(row.seconds):.1f}",
+        )
+    table.caption = (
+        "local activations by table T, by T and A, on each token's best device; load and tokens: busiest / mean"
+    )
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
     print(f"{out}: written")
 
 

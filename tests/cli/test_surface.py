@@ -36,6 +36,11 @@ SURFACE = {
     "placement invert": ["--help", "--json", "--layer", "DIR"],
     "placement show": ["--help", "--json", "DIR"],
     "placement validate": ["--help", "--model", "DIR"],
+    "regroup": [
+        *("--compare", "--config", "--devices", "--heldout", "--help", "--in-process", "--jobs", "--json", "--load"),
+        *("--load-name", "--max-load", "--model", "--out", "--replicas", "--router-groups", "--seed"),
+        *("--slots-of-device", "--solver", "--solver-option", "--theta", "--topology", "--trace", "--vocab-size"),
+    ],
     "simulate": [
         *("--batch", "--compute", "--expert-bytes", "--expert-memory", "--expert-policy", "--help", "--in-process"),
         *("--jobs", "--json", "--link", "--max-tokens", "--mode", "--pool", "--seed", "--trace"),
