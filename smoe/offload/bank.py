@@ -8,26 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from smoe.core.errors import ConfigError
 from smoe.core.stats import ExpertStats
-from smoe.kernels import ExpertTable, moe, moe_combine, moe_pairs
-from smoe.models.bank import Lookahead, Substitutions, expert_table
-from smoe.models.spec import MoESpec
-from smoe.offload.arena import POISON_BYTE, Arena
+from smoe.kernels import moe_combine
+from smoe.models.bank import Lookahead, Substitutions
+from smoe.offload.arena import Arena
 from smoe.offload.cache import Residency, View
 from smoe.offload.costs import MeasuredCosts
 from smoe.offload.in_place import InPlace
 from smoe.offload.layer_pass import LayerPass
+from smoe.offload.outputs import Ids, Outputs
 from smoe.offload.planner import PlannedPass, Planner
 from smoe.offload.policies.protocols import Array, Costs, MissDecision, PolicySet, Routing
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import LinkStats, Store
 from smoe.offload.transfer import Arrival, Transfers
-
-Ids = npt.NDArray[np.int32]
 
 
 class OffloadedBank:
@@ -61,6 +58,7 @@ class OffloadedBank:
         nothing yet with NaN.
         """
         spec = shelf.spec
+        self._layers = spec.moe_layers
         self._fixed_bytes = shelf.staging_bytes
         max_slots = num_slots if max_slots is None else max_slots
         self._arena = Arena(max_slots, shelf.slot_bytes, poison=poison)
@@ -82,17 +80,8 @@ class OffloadedBank:
         self._token_ids: Array | None = None
         self._replaced: tuple[Array, Array] | None = None
         self._store, self._transfers = store, Transfers(shelf, store, self._arena)
-        self._num_experts = {layer: spec.moe(layer).router.num_experts for layer in spec.moe_layers}
-        # Right for resident experts only: whoever reads it asks the residency first.
-        self._expert2slot = {layer: np.full(n, -1, dtype=np.int32) for layer, n in self._num_experts.items()}
-        by_geometry: dict[MoESpec, ExpertTable] = {}
-        self._tables: dict[int, ExpertTable] = {}
-        for layer in spec.moe_layers:
-            moe_spec = spec.moe(layer)
-            if moe_spec not in by_geometry:
-                by_geometry[moe_spec] = expert_table(moe_spec, spec.hidden, max_slots)
-            self._tables[layer] = by_geometry[moe_spec]
-        self._poison, self._scratch = poison, torch.empty(0)
+        self._outputs = Outputs(spec, max_slots, poison=poison)
+        self._link_seen = store.stats()
 
     @property
     def needs_logits(self) -> bool:
@@ -122,7 +111,7 @@ class OffloadedBank:
             self._deliver(self._transfers.poll())
         run = self._planner.begin_pass(*self._ask(layer, x_TD, ids_TK, weights_TK, logits_TE))
         if run is None:
-            return self._fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+            return self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
         try:
             if run.decision is not None:
                 ids_TK, weights_TK = self._replace(run.decision)
@@ -133,10 +122,10 @@ class OffloadedBank:
                     self._planner.cancelled(view)
             self._begin(run.start())
             if run.fused:
-                out_TD = self._fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+                out_TD = self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
                 self._begin(run.retire_hits())
                 return out_TD
-            pairs_TKD = self._compute_in_waves(run, layer, x_TD, ids_TK.numpy())
+            pairs_TKD = self._compute_in_waves(run, x_TD, ids_TK)
         except BaseException:
             self._abandon(run)
             raise
@@ -167,7 +156,7 @@ class OffloadedBank:
 
         Raises ConfigError below one a layer and above `max_slots`; then nothing has changed.
         """
-        fewest, most = len(self._num_experts), self._residency.max_slots
+        fewest, most = len(self._layers), self._residency.max_slots
         if not fewest <= num_slots <= most:
             raise ConfigError("num_slots", num_slots, f"from {fewest}, one a layer, up to {most}")
         for view in self._residency.background():
@@ -175,15 +164,13 @@ class OffloadedBank:
                 self._planner.failed(view)
         while self._transfers.pending:
             self._deliver(self._transfers.take())
-        for slot in self._residency.resize(num_slots, floor=num_slots // len(self._num_experts)):
+        for slot in self._residency.resize(num_slots, floor=num_slots // len(self._layers)):
             self._arena.release(slot)
 
     def check_integrity(self) -> None:
         self._residency.check_idle()
-        for layer, expert2slot in self._expert2slot.items():
-            resident = self._residency.resident(layer)
-            if any(expert2slot[expert] != slot for expert, slot in resident.items()):
-                raise RuntimeError(f"expert slots of layer {layer} differ from the residency")
+        for layer in self._layers:
+            self._outputs.check(layer, self._residency.resident(layer))
         begun, reserved = self._transfers.pending, self._residency.background_in_flight
         if begun != reserved:
             raise RuntimeError(f"expert transfers: {begun} under way for {reserved} slots")
@@ -191,7 +178,7 @@ class OffloadedBank:
     def close(self) -> None:
         self._transfers.close()
         self._store.close()
-        self._tables.clear()
+        self._outputs.close()
         self._arena.close()
 
     def _ask(
@@ -225,48 +212,40 @@ class OffloadedBank:
         ids = np.ascontiguousarray(decision.ids, dtype=np.int32)
         return torch.from_numpy(ids), torch.from_numpy(np.ascontiguousarray(decision.weights, dtype=np.float32))
 
-    def _fused(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-    ) -> torch.Tensor:
-        """All experts are resident."""
-        slots_TK = torch.from_numpy(self._expert2slot[layer].take(ids_TK.numpy()))
-        return moe(x_TD, slots_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
-
-    def _compute_in_waves(self, run: PlannedPass, layer: int, x_TD: torch.Tensor, ids: Ids) -> torch.Tensor:
-        pairs_TKD = self._pairs(ids.shape[0], ids.shape[1], x_TD.shape[1])
+    def _compute_in_waves(self, run: PlannedPass, x_TD: torch.Tensor, ids_TK: torch.Tensor) -> torch.Tensor:
+        ids, pairs_TKD = ids_TK.numpy(), self._outputs.begin(x_TD, ids_TK)
         if run.hits:
-            self._compute(layer, x_TD, ids, run.hits, pairs_TKD)
+            self._compute(x_TD, ids, run.hits, pairs_TKD)
         self._begin(run.retire_hits())
         if run.in_place:
-            self._compute_in_place(layer, x_TD, ids, run.in_place, pairs_TKD)
-        link_before = self._store.stats() if self._measures and run.unfinished else None
+            self._compute_in_place(run, x_TD, ids, pairs_TKD)
         while run.unfinished:
             views = self._take(run)
-            self._compute(layer, x_TD, ids, views, pairs_TKD)
-            self._begin(run.retire(views))
-        if link_before is not None:
-            link = self._store.stats()
-            self._costs.fetched(link.reads - link_before.reads, link.busy_s - link_before.busy_s)
+            if views:
+                self._compute(x_TD, ids, views, pairs_TKD)
+                self._begin(run.retire(views))
+        if self._measures:
+            self._measure_link()
         return pairs_TKD
 
-    def _compute_in_place(
-        self, layer: int, x_TD: torch.Tensor, ids: Ids, experts: Sequence[int], pairs_TKD: torch.Tensor
-    ) -> None:
-        """The outputs of experts that are held for it, which ends here, each to its place."""
+    def _compute(self, x_TD: torch.Tensor, ids: Ids, views: Sequence[View], pairs_TKD: torch.Tensor) -> None:
+        for view in views:
+            self._residency.check(view)
+        self._outputs.compute(x_TD, ids, views, pairs_TKD)
+
+    def _compute_in_place(self, run: PlannedPass, x_TD: torch.Tensor, ids: Ids, pairs_TKD: torch.Tensor) -> None:
         assert self._in_place is not None
         started = time.perf_counter()
-        expert2slot = np.full(self._num_experts[layer], -1, dtype=np.int32)
-        expert2slot[experts] = self._in_place.expert2slot(layer)[experts]
-        slots_TK = expert2slot.take(ids)
-        moe_pairs(x_TD, torch.from_numpy(slots_TK), self._in_place.table(layer), pairs_TKD)
+        rows = self._outputs.compute_in_place(self._in_place, run.layer, x_TD, ids, run.in_place, pairs_TKD)
         self._in_place.release()
-        if self._measures:
-            self._costs.computed(len(experts), int((slots_TK >= 0).sum()), time.perf_counter() - started)
+        self._costs.computed(len(run.in_place), rows, time.perf_counter() - started)
+
+    def _measure_link(self) -> None:
+        """By all that has arrived since the last time, when something has."""
+        seen, link = self._link_seen, self._store.stats()
+        if link.reads > seen.reads:
+            self._costs.fetched(link.reads - seen.reads, link.busy_s - seen.busy_s)
+            self._link_seen = link
 
     def _begin(self, views: Sequence[View]) -> None:
         for view in views:
@@ -280,7 +259,7 @@ class OffloadedBank:
             if not run.awaits(view):
                 others.append(arrival)
             elif tensors is not None:
-                self._install(arrival)
+                self._outputs.install(view, tensors)
                 run.arrived(view)
                 views.append(view)
             elif run.forgives(view):
@@ -301,14 +280,8 @@ class OffloadedBank:
             if arrival.tensors is None:
                 self._planner.failed(arrival.view)
             else:
-                self._install(arrival)
+                self._outputs.install(arrival.view, arrival.tensors)
                 self._planner.arrived(arrival.view)
-
-    def _install(self, arrival: Arrival) -> None:
-        view = arrival.view
-        assert arrival.tensors is not None
-        self._tables[view.layer].set(view.slot, arrival.tensors)
-        self._expert2slot[view.layer][view.expert] = view.slot
 
     def _abandon(self, run: LayerPass) -> None:
         """Ends all transfers, also those of other layers: what is left over of this pass may be any state."""
@@ -323,26 +296,6 @@ class OffloadedBank:
             self._planner.failed(view)
         for view in (*background, *run.abandon()):
             self._arena.poison(view.slot)
-
-    def _compute(
-        self, layer: int, x_TD: torch.Tensor, ids: Ids, views: Sequence[View], pairs_TKD: torch.Tensor
-    ) -> None:
-        """The outputs of the views' experts, each to its place."""
-        expert2slot = np.full(self._num_experts[layer], -1, dtype=np.int32)
-        for view in views:
-            self._residency.check(view)
-            expert2slot[view.expert] = view.slot
-        moe_pairs(x_TD, torch.from_numpy(expert2slot.take(ids)), self._tables[layer], pairs_TKD)
-
-    def _pairs(self, rows: int, choices: int, hidden: int) -> torch.Tensor:
-        """[T, K, D] f32 with arbitrary contents. One allocation, kept: its size is the largest batch's."""
-        wanted = rows * choices * hidden
-        if self._scratch.numel() < wanted:
-            self._scratch = torch.empty(wanted)
-        pairs = self._scratch[:wanted].view(rows, choices, hidden)
-        if self._poison:
-            pairs.view(torch.uint8).fill_(POISON_BYTE)
-        return pairs
 
 
 def _descending(ids: Ids, weights: Array) -> tuple[Ids, Array]:

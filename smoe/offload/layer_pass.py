@@ -23,7 +23,8 @@ class LayerPass:
         self, residency: Residency, layer: int, experts: Sequence[int], then: Callable[[], list[View]] | None = None
     ) -> None:
         """`experts` are distinct and ascending. `then` gives transfers to begin once no miss waits for a slot."""
-        self._residency, self._layer, self._then = residency, layer, then
+        self.layer = layer
+        self._residency, self._then = residency, then
         self.hits = residency.pin(layer, experts)
         self.late = residency.claim(layer, experts)
         known = {view.expert for view in (*self.hits, *self.late)}
@@ -119,7 +120,7 @@ class LayerPass:
     def _issue(self) -> list[View]:
         begin: list[View] = []
         while self._waiting:
-            view = self._residency.try_reserve(self._layer, self._waiting[0])
+            view = self._residency.try_reserve(self.layer, self._waiting[0])
             if view is None:
                 return begin
             self._waiting.popleft()

@@ -1,7 +1,8 @@
 """Transfers from a store into slots: a queue by deadline, delivered as they arrive.
 
 What a pass waits for goes to the store at once. Background transfers go one by one, earliest deadline first, each when
-little else is under way, so that one that becomes urgent, or a miss, has little before it; until then they can be cancelled.
+little else is under way, so that one that becomes urgent, or a miss, has little before it; until then they can be
+cancelled.
 """
 
 import heapq

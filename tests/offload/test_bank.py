@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-import smoe.offload.bank
 import smoe.offload.files
+import smoe.offload.outputs
 from smoe.core.errors import StoreError
 from tests.offload.support import ExpertFiles, apply, random_calls
 
@@ -131,7 +131,7 @@ def test_an_interrupt_leaves_the_bank_usable(files, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(smoe.offload.bank, "moe_pairs", interrupt)
+        patch.setattr(smoe.offload.outputs, "moe_pairs", interrupt)
         with pytest.raises(KeyboardInterrupt):
             apply(bank, call)
     bank.check_integrity()
@@ -169,7 +169,7 @@ def test_weights_lie_in_their_slots(tmp_path, options):
         apply(bank, call)
         for expert, slot in bank._residency.resident(call.layer).items():
             memory = bank._arena.tensor(slot)
-            for tensor in bank._tables[call.layer].tensors(slot):
+            for tensor in bank._outputs.tensors(call.layer, slot):
                 if tensor is not None:
                     inside = tensor.data_ptr() - memory.data_ptr()
                     assert 0 <= inside <= memory.numel() - tensor.numel() * tensor.itemsize, expert

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-import smoe.offload.bank
+import smoe.offload.outputs
 from smoe.core.errors import StoreError
 from smoe.offload.costs import FixedCosts
 from tests.offload.places import ResidentPlace
@@ -109,7 +109,7 @@ def test_what_ends_a_pass_early_gives_back_what_is_held(files, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(smoe.offload.bank, "moe_pairs", interrupt)
+        patch.setattr(smoe.offload.outputs, "moe_pairs", interrupt)
         with pytest.raises(KeyboardInterrupt):
             apply(bank, call_of(files, 4, [2, 3]))
     assert not place.held
