@@ -133,6 +133,25 @@ def test_shrinking_keeps_the_young_and_serves_floors():
     assert residency.try_reserve(1, 1) is not None
 
 
+def test_a_new_floor_counts_at_once():
+    residency = Residency(6, [0, 1], LRU(), floor=1)
+
+    def bring(layer, expert):
+        view = residency.try_reserve(layer, expert)
+        residency.commit(view)
+        residency.unpin(view)
+
+    for layer in (0, 1):
+        for expert in range(3):
+            bring(layer, expert)
+    bring(1, 3)
+    assert set(residency.resident(0)) == {1, 2}, "above its floor it loses to the other"
+    assert residency.resize(6, floor=2) == []
+    bring(1, 4)
+    assert set(residency.resident(0)) == {1, 2}, "and not at its new one"
+    residency.check_idle()
+
+
 def test_released_memory_is_given_back(files):
     bank = files.offloaded(torch.float32, 7, poison=False)
     for call in random_calls(files, torch.float32, [33]):
