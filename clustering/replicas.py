@@ -47,9 +47,9 @@ def choose_replicas(
     the device where its token is. `extra_slots` [G].
 
     While no copy brings the load to `allowed_load`, the one that evens out the devices most is taken; then, of the
-    copies that keep it there, the one that keeps most activations at home. Of several such fillings the best balanced one is
-    returned, then the one with most at home. The last slots may have no harmless copy left; the least harmful fills
-    them.
+    copies that keep it there, the one that keeps most activations at home. Of several such fillings the best balanced
+    one is returned, then the one with most at home. The last slots may have no harmless copy left; the least harmful
+    fills them.
 
     Raises ConfigError for slots that no expert can fill, values that are not counts and a limit below 1.
     """

@@ -92,17 +92,21 @@ def _slots(slots: list[int]) -> str:
     return " ".join(str(count) for count in slots)
 
 
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-    """A report's figures by dotted name; what is long is counted."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
+def _flat(prefix: str, value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A report's figures, one line for each object in it by its dotted name; the rest is in the file."""
+    leaves = [f"{key} {cell}" for key, each in value.items() if (cell := _cell(each))]
+    if leaves:
+        yield prefix, ", ".join(leaves)
+    for key, inner in value.items():
+        if isinstance(inner, dict):
             yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
-    elif isinstance(value, list):
-        short = len(value) <= 8 and not any(isinstance(each, (dict, list)) for each in value)
-        yield prefix, " ".join(_cell(each) for each in value) if short else f"{len(value)} values"
-    else:
-        yield prefix, _cell(value)
 
 
 def _cell(value: Any) -> str:
+    """Empty for what is not a figure or a word."""
+    if isinstance(value, list) and value and all(type(each) in (int, float) for each in value):
+        low, high = (_cell(each) for each in (min(value), max(value)))
+        return low if low == high else f"{low} to {high}"
+    if value is None or isinstance(value, (list, dict)):
+        return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,11 @@ from tests.core.placements import placement
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    report = {"objective": 0.25, "heldout": {"lar": 0.625, "by_layer": [0.5] * 20, "devices": [1, 2]}}
+    report: dict[str, Any] = {
+        "objective": 0.25,
+        "heldout": {"lar": 0.625, "by_layer": [0.5] * 20, "loads": [1.25, 2, 1.5]},
+    }
+    report |= {"nothing": None, "parts": [{"x": 1}], "flat": {"deeper": {"name": "word", "whole": True}}}
     write_placement(tmp_path / "made", placement(), report=report)
     return tmp_path / "made"
 
@@ -31,8 +36,12 @@ def even(tmp_path: Path) -> Path:
 def test_show(smoe: Callable, folder: Path) -> None:
     result = smoe("placement", "show", str(folder))
     assert result.code == 0, result.err
-    for part in ("3 2 2", "abc", "11 token ids", "heldout.lar", "0.625", "20 values", "1 2", "mean confidence"):
+    for part in ("3 2 2", "abc", "11 token ids", "mean confidence", "objective 0.25"):
         assert part in result.out
+    words = " ".join(result.out.replace("│", " ").split())  # as before the table wrapped them
+    assert "heldout by_layer 0.5, lar 0.625, loads 1.25 to 2" in words
+    assert "flat.deeper name word, whole True" in words
+    assert "nothing" not in result.out
     found = json.loads(smoe("placement", "show", str(folder), "--json").out)
     assert (found["devices"], found["num_experts"], found["copies"]) == (3, 7, 0)
     assert [sum(layer["token_share"]) for layer in found["layers"]] == pytest.approx([1, 1, 1])
