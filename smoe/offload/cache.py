@@ -209,7 +209,7 @@ class Residency:
         assert not self._in_flight
         assert not any(self._pins)
         self.floor, taken = floor, list[int]()
-        # X
+        self._may_lose.clear()
         while self.num_slots < num_slots:
             self._free.append(self._out_of_use.pop())
             self.num_slots += 1
