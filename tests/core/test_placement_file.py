@@ -7,17 +7,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from smoe.core.errors import ConfigError, PlacementError
-from smoe.core.placement_build import with_replicas
+from smoe.core.placement_build import contiguous, with_replicas
 from smoe.core.placement_file import check_placement_folder, read_placement, read_report, write_placement
-from tests.core.placements import DEVICES, LAYERS, placement, same
+from tests.core.placements import DEVICES, LAYERS, placement, same, tables
 
 REPORT = {"objective": 0.25, "heldout": {"lar": [0.5, 0.75, 1.0]}, "solver": "cross-entropy"}
 
@@ -276,3 +279,34 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="No space left"):
         write_placement(tmp_path / "out", placement())
     assert os.listdir(tmp_path) == []
+
+
+def test_the_slower_of_two_writers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both found no folder; the other one made it meanwhile."""
+    target = tmp_path / "out"
+    write_placement(target, placement(0))
+    monkeypatch.setattr("smoe.core.folder.check_new_folder", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match="a new folder: this one exists"):
+        write_placement(target, placement(1))
+    assert same(read_placement(target), placement(0))
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), data=st.data())
+def test_any_placement_comes_back(seed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Any number of devices, layers, copies and token ids, down to one device, one layer and no id at all."""
+    rng = np.random.default_rng(seed)
+    devices, layers, experts = (data.draw(st.integers(1, high)) for high in (4, 3, 9))
+    devices, vocab = min(devices, experts), data.draw(st.integers(0, 5))
+    made = contiguous(fingerprint="f", num_experts=experts, layers=range(layers), num_devices=devices)
+    extra = [data.draw(st.integers(0, experts - count)) for count in made.slots_of_device]
+    lacking = [[np.flatnonzero(~made.on_device[row, :, g]) for g in range(devices)] for row in range(layers)]
+    made = with_replicas(
+        made, [[rng.permutation(own)[:n] for own, n in zip(row, extra, strict=True)] for row in lacking]
+    )
+    if devices > 1:
+        made = replace(made, tables=tables(seed, layers=layers, devices=devices, vocab=vocab))
+    folder = tmp_path_factory.mktemp("any") / "out"
+    write_placement(folder, made)
+    assert same(read_placement(folder), made)
