@@ -13,7 +13,8 @@ class ExpertStats:
     never brought in before. hits + late + misses are all uses.
 
     What is late or missed is waited for, but for computed_in_place: uses computed where the expert is, without a slot,
-    and computed_in_place_rows, the rows that they had. They are counted by cause all the same.
+    and computed_in_place_rows, the rows that they had. They are counted by cause all the same; what was late and not
+    waited for, computed in place or substituted, may be late again.
 
     prefetched: prefetches begun. Each ends, if it does, as prefetch_used (asked for on time), as late, or as wasted
     (evicted, cancelled or failed without having been asked for). admitted: transfers begun by background admission.

@@ -7,8 +7,7 @@ A slot is in exactly one state:
       |                   | fail                                                   | evicted by a reserve:
       +-------------------+                                                        v in flight for the next expert
 
-Every layer can always hold `floor` slots: free slots that other layers have not yet taken up to their floor are not
-handed out, and a layer at its floor loses a slot only to itself. What lies above the floors is shared.
+A layer is safe from the others up to its floor (smoe.offload.floors).
 
 Counts are those of ExpertStats; an expert is asked for once a pass, and is then a hit, late, or a miss.
 """
@@ -17,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from smoe.offload.floors import Floors, check_floor
 from smoe.offload.policies.protocols import Eviction, Key, Reason, Routing
 
 
@@ -37,8 +37,8 @@ class Residency:
     ) -> None:
         """`layers` are the MoE layers; `floor` >= 1 slots of each are safe from the other layers. Slots are numbered
         below `max_slots` (default: `num_slots`), up to which `resize` can go."""
-        _check_floor(floor, num_slots, len(layers))
-        self.num_slots, self.floor = num_slots, floor
+        check_floor(floor, num_slots, len(layers))
+        self.num_slots = num_slots
         self.max_slots = num_slots if max_slots is None else max_slots
         self.hits = self.late = self.cold_misses = self.collision_misses = self.compulsory_misses = 0
         self.prefetched = self.prefetch_used = self.wasted = self.admitted = 0
@@ -54,9 +54,7 @@ class Residency:
         self._out_of_use = list(range(self.max_slots - 1, num_slots - 1, -1))
         self._pins = [0] * self.max_slots
         self._generation = [0] * self.max_slots
-        self._held = dict.fromkeys(layers, 0)
-        self._owed = floor * len(layers)
-        self._may_lose: dict[int, list[int]] = {}  # by layer that wants a slot: layers that may lose one to it
+        self._floors = Floors(layers, floor)
         self.prefetch_paid = {layer: [0, 0] for layer in layers}
         """Of the prefetches into a layer that ended: how many were asked for, and how many wasted."""
         self._brought: dict[int, dict[int, int]] = {layer: {} for layer in layers}  # expert -> epoch of its transfer
@@ -203,25 +201,23 @@ class Residency:
 
         Evicts by the policy as far as free slots do not suffice. Nothing may be pinned or in flight.
         """
-        _check_floor(floor, num_slots, len(self._held))
+        check_floor(floor, num_slots, len(self._slot_of))
         if num_slots > self.max_slots:
             raise ValueError(f"num_slots: {num_slots} (up to {self.max_slots})")
         assert not self._in_flight
         assert not any(self._pins)
-        self.floor, taken = floor, list[int]()
-        self._may_lose.clear()
+        # A layer below the new floor keeps what it holds; the others have enough to give.
+        self._floors.move(floor)
+        taken = list[int]()
         while self.num_slots < num_slots:
             self._free.append(self._out_of_use.pop())
             self.num_slots += 1
         while self.num_slots > num_slots:
-            # A layer below the new floor keeps what it holds; the others have enough to give.
-            slot = self._free.pop() if self._free else self._evict([i for i, n in self._held.items() if n > floor])
-            taken.append(slot)
+            taken.append(self._free.pop() if self._free else self._evict(self._floors.above()))
             self.num_slots -= 1
         # Free slots owed to layers below the floor may be missing now: those above it give.
-        self._owed = sum(max(0, floor - held) for held in self._held.values())
-        while len(self._free) < self._owed:
-            self._free.append(self._evict([i for i, n in self._held.items() if n > floor]))
+        while len(self._free) < self._floors.owed:
+            self._free.append(self._evict(self._floors.above()))
         self._out_of_use += taken
         self.peak_used = self.num_slots - len(self._free)
         return taken
@@ -258,12 +254,7 @@ class Residency:
         owners = {slot: owner for slot, owner in enumerate(self._owner) if owner is not None}
         if owners != resident | in_flight or len(set(owners.values())) != len(owners):
             problems.append("owners differ from residents and transfers")
-        held = Counter(layer for layer, _ in owners.values())
-        if any(held[layer] != count for layer, count in self._held.items()):
-            problems.append("slots held by layers are miscounted")
-        owed = sum(max(0, self.floor - count) for count in self._held.values())
-        if owed != self._owed or owed > len(self._free):
-            problems.append("floors of layers are not covered by free slots")
+        problems += self._floors.problems(Counter(layer for layer, _ in owners.values()), len(self._free))
         if any(pins < 0 or (pins and slot not in resident) for slot, pins in enumerate(self._pins)):
             problems.append("a pin on a slot that is not resident")
         if not self._background <= self._in_flight.keys():
@@ -302,7 +293,7 @@ class Residency:
         self._owner[slot] = key
         self._brought[layer][expert] = self._epoch
         self._generation[slot] += 1
-        self._hold(layer, 1)
+        self._floors.add(layer, 1)
         self._eviction.admit(layer, expert, reason)
         used = self.num_slots - len(self._free)
         if used > self.peak_used:
@@ -310,14 +301,9 @@ class Residency:
         return slot
 
     def _take_slot(self, wanted: Key, reason: Reason) -> int | None:
-        if self._free:
-            owed_to_others = self._owed - max(0, self.floor - self._held[wanted[0]])
-            if len(self._free) > owed_to_others:
-                return self._free.pop()
-        may_lose = self._may_lose.get(wanted[0])
-        if may_lose is None:
-            may_lose = [layer for layer, held in self._held.items() if layer == wanted[0] or held > self.floor]
-            self._may_lose[wanted[0]] = may_lose
+        if self._free and self._floors.may_take_free(wanted[0], len(self._free)):
+            return self._free.pop()
+        may_lose = self._floors.may_lose_to(wanted[0])
         victim = self._eviction.victim(may_lose, self._evictable, wanted, reason)
         return None if victim is None else self._take_from(victim)
 
@@ -347,19 +333,4 @@ class Residency:
             self.prefetch_paid[key[0]][1] += 1
         self._owner[slot] = None
         self._generation[slot] += 1
-        self._hold(key[0], -1)
-
-    def _hold(self, layer: int, change: int) -> None:
-        """`change` is 1 or -1."""
-        after = self._held[layer] + change
-        self._held[layer] = after
-        most = after if change > 0 else after + 1
-        if most <= self.floor:
-            self._owed -= change
-        elif most == self.floor + 1:
-            self._may_lose.clear()
-
-
-def _check_floor(floor: int, num_slots: int, num_layers: int) -> None:
-    if not 1 <= floor <= num_slots // num_layers:
-        raise ValueError(f"floor: {floor} (1 up to {num_slots} slots / {num_layers} layers)")
+        self._floors.add(key[0], -1)

@@ -210,7 +210,7 @@ def test_idle_means_no_pin_and_no_transfer():
         (lambda r: r._free.append(r._free[0]), "not a partition"),
         (lambda r: r._slot_of[0].popitem(), "not a partition"),
         (lambda r: r._owner.__setitem__(0, (0, 9)), "owners differ"),
-        (lambda r: r._held.__setitem__(0, 2), "miscounted"),
+        (lambda r: r._floors._held.__setitem__(0, 2), "miscounted"),
         (lambda r: r._pins.__setitem__(2, 1), "pin on a slot"),
     ],
 )
