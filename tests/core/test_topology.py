@@ -100,7 +100,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         open_topology("ring")
     with pytest.raises(ConfigError, match="a readable file: Is a directory"):
         open_topology(str(tmp_path))
-    for content in (b"", b"- 1", b"\xff\xfe\xff", b"[" * 5000):
+    for content in (b"", b"- 1", b"\xff\xfe\xff", b"[" * 1500):
         (tmp_path / "t.yaml").write_bytes(content)
         with pytest.raises(ConfigError):
             read_topology(tmp_path / "t.yaml")
