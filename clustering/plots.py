@@ -29,6 +29,7 @@ def plot_lar_by_layer(path: Path, lar: Mapping[str, Sequence[float]], layers: Se
         if variant in lar:
             mean = float(np.mean(lar[variant]))
             axis.plot(layers, lar[variant], label=f"{variant}, mean {mean:.3f}", markersize=4, linewidth=1.4, **style)
+    axis.set_xticks(list(layers)[:: max(1, len(layers) // 12)])
     axis.set_xlabel("decoder layer")
     axis.set_ylabel("local activations, share")
     axis.set_ylim(0, 1)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from smoe.bench.regroup.session import BASELINES, FREE, HELD, OURS, THETA, Session, entry, mean, points
+from smoe.bench.regroup.session import ALONE, BASELINES, FREE, HELD, OURS, THETA, Session, entry, mean, points
 from smoe.clustering.compare import Compared
 from smoe.clustering.evaluate import BOTH, CHAIN, ORACLE, TOKENS, VANILLA, Evaluation, evaluate
 from smoe.clustering.front import above, share_at
@@ -52,6 +52,7 @@ def entries(*, quick: bool) -> list[tuple[str, Balance]]:
     chosen = [(OURS, balance) for balance in (FREE, *loads)]
     if not quick:
         chosen += [(OURS, Balance(theta=theta)) for theta in (0.1, 0.3)]
+    chosen += [(ALONE, balance) for balance in (FREE, HELD)]
     for name in BASELINES:
         bounded = name in ("metis", "kmeans", "alternating")
         chosen += [(name, balance) for balance in ((FREE, *loads) if bounded else (FREE,))]
@@ -187,5 +188,6 @@ def _pictures(session: Session, rows: Sequence[Compared]) -> None:
     title = f"{NAME}, 4 devices, held-out sequences, mean of layers"
     plot_front(session.out / "regroup-front.png", rows, title, measure="lar_token")
     plot_front(session.out / "regroup-front-chain.png", rows, title, measure="lar_chain")
-    histories = {"free load": entry(rows, OURS, FREE).history, "load <= 1.35": entry(rows, OURS, HELD).history}
-    plot_convergence(session.out / "regroup-convergence.png", histories, f"{NAME}, 4 devices: {OURS}")
+    settings = (("free load", FREE), ("load <= 1.35", HELD))
+    histories = {f"{name}, {what}": entry(rows, name, b).history for name in (ALONE, OURS) for what, b in settings}
+    plot_convergence(session.out / "regroup-convergence.png", histories, f"{NAME}, 4 devices")

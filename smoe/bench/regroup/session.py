@@ -12,11 +12,12 @@ import numpy as np
 from smoe.bench.result import Figure, Result
 from smoe.clustering.catalog import make_solver
 from smoe.clustering.compare import Compared, Contest, FanOut, compare
+from smoe.clustering.cross_entropy import CrossEntropy, CrossEntropyConfig
 from smoe.clustering.local import held_by
-from smoe.clustering.problem import Balance
+from smoe.clustering.problem import Balance, Solver
 from smoe.core.route_trace import Array, RouteTrace
 
-OURS = "cross-entropy"
+OURS, ALONE = "cross-entropy", "cross-entropy without swaps"
 THETA = 0.001
 """Locality alone: expert load is bounded by max_load, tokens by alignment."""
 FREE, HELD = Balance(theta=THETA), Balance(theta=THETA, max_load=1.35)
@@ -82,10 +83,14 @@ def contest_of(
     return Contest(
         fit=fit,
         heldout=heldout,
-        solvers=tuple(make_solver(name) for name in names),
+        solvers=tuple(_solver(name) for name in names),
         slots_of_device=(fit.num_experts // devices,) * devices,
         seed=seed,
     )
+
+
+def _solver(name: str) -> Solver:
+    return CrossEntropy(CrossEntropyConfig(refine=False), name=ALONE) if name == ALONE else make_solver(name)
 
 
 def entry(rows: Sequence[Compared], solver: str, balance: Balance) -> Compared:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.sparse import csr_array
 
-from smoe.bench.regroup.session import OURS, Session, mean
+from smoe.bench.regroup.session import FREE, HELD, OURS, Session, mean
 from smoe.clustering.catalog import make_solver
 from smoe.clustering.objective import objective
 from smoe.clustering.problem import Balance, LayerProblem
@@ -13,17 +13,18 @@ from smoe.clustering.problems import layer_problem
 from smoe.core.route_trace import RouteTrace
 
 RANDOM, REAL, ROWS = 50, 10, 32
-BALANCE = Balance(theta=0.5)
 LIMIT = 0.01
 
 
 def run(session: Session, trace: RouteTrace) -> None:
+    """Half of the instances with the load limited."""
     count = (6, 2) if session.quick else (RANDOM, REAL)
     chance = np.random.default_rng(session.seed)
     made = [("random", drawn(chance)) for _ in range(count[0])]
     made += [("real", cut(trace, chance)) for _ in range(count[1])]
     session.note(f"small instances against the optimum: {len(made)}")
-    found = dict(session.fan_out(excess, [problem for _, problem in made], BALANCE))
+    items = [(problem, (FREE, HELD)[i % 2]) for i, (_, problem) in enumerate(made)]
+    found = dict(session.fan_out(excess, items, OURS))
     for kind in ("random", "real"):
         gaps = [found[i] for i, (each, _) in enumerate(made) if each == kind]
         session.result.samples[f"small {kind} instances, excess over the optimum"] = gaps
@@ -38,12 +39,13 @@ def run(session: Session, trace: RouteTrace) -> None:
         )
 
 
-def excess(problem: LayerProblem, balance: Balance) -> float:
-    """Our objective over the exact one, minus one; of the difference in activations where the optimum is nought."""
-    ours, exact = (
-        objective(problem, make_solver(name).solve(problem, balance, 0), balance.theta) for name in (OURS, "exact")
+def excess(item: tuple[LayerProblem, Balance], ours: str) -> float:
+    """Our objective over the exact one, minus one; where the optimum is nought, the share of activations remote."""
+    problem, balance = item
+    own, exact = (
+        objective(problem, make_solver(name).solve(problem, balance, 0), balance.theta) for name in (ours, "exact")
     )
-    return (ours - exact) / exact if exact > 1e-9 else ours / float(problem.counts.sum())
+    return (own - exact) / exact if exact > 1e-9 else own / float(problem.counts.sum())
 
 
 def drawn(chance: np.random.Generator) -> LayerProblem:
