@@ -1,6 +1,6 @@
 """Layer problems for the tests of solvers."""
 
-from itertools import permutations
+from itertools import combinations
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -51,14 +51,27 @@ def assert_legal(problem: LayerProblem, solution: LayerSolution) -> None:
     assert ((solution.row_device >= 0) & (solution.row_device < devices)).all()
 
 
-def all_placements(slots: tuple[int, ...]) -> list[Array]:
-    """Every [E] placement with these slots."""
-    devices = [device for device, count in enumerate(slots) for _ in range(count)]
-    return [np.array(placement) for placement in sorted(set(permutations(devices)))]
+def all_placements(slots: tuple[int, ...]) -> Array:
+    """[placements, E]: every placement with these slots."""
+    placements = np.full((1, sum(slots)), -1)
+    for device, count in enumerate(slots):
+        free = int((placements[0] < 0).sum())
+        chosen = np.array(list(combinations(range(free), count)))
+        grown = np.repeat(placements, len(chosen), axis=0)
+        free_columns = np.nonzero(grown < 0)[1].reshape(-1, free)
+        taken = np.take_along_axis(free_columns, np.tile(chosen, (len(placements), 1)), axis=1)
+        np.put_along_axis(grown, taken, device, axis=1)
+        placements = grown
+    return placements
+
+
+def free_values(problem: LayerProblem, placements: Array) -> Array:
+    """[placements] activations that are local with every row on its best device."""
+    dense = problem.counts.toarray().astype(np.float64)
+    local = np.stack([(placements == device) @ dense.T for device in range(problem.num_devices)])
+    return np.asarray(local.max(axis=0).sum(axis=1))
 
 
 def free_value(problem: LayerProblem, expert_device: Array) -> float:
     """Activations that are local with every row on its best device."""
-    dense = problem.counts.toarray()
-    local = np.stack([dense[:, expert_device == g].sum(axis=1) for g in range(problem.num_devices)])
-    return float(local.max(axis=0).sum())
+    return float(free_values(problem, expert_device[None])[0])
