@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from smoe.kernels.routing.launch import block_of, blocks, launch, use_triton
+from smoe.kernels.routing.launch import blocks, launch, use_triton
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -44,9 +44,10 @@ def rank_in_group(group_T: Tensor, confidence_T: Tensor) -> Tensor:
         return rank_in_group_ref(group_T, confidence_T)
     num_rows = len(group_T)
     rank_T = torch.empty(num_rows, dtype=torch.int32, device=group_T.device)
-    sizes = {"BLOCK": block_of(max(num_rows, 1), 32), "OTHERS": block_of(max(num_rows, 1), 256)}
-    grid = (blocks(num_rows, sizes["BLOCK"]),)
-    launch(_rank, grid, group_T, group_T.contiguous(), confidence_T.contiguous(), rank_T, num_rows, **sizes)
+    grid = (blocks(num_rows, 32),)
+    launch(
+        _rank, grid, group_T, group_T.contiguous(), confidence_T.contiguous(), rank_T, num_rows, BLOCK=32, OTHERS=256
+    )
     return rank_T
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from smoe.kernels.routing.launch import block_of, launch, use_triton
+from smoe.kernels.routing.launch import launch, use_triton
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -35,7 +35,8 @@ def sort_by_bin(bins: Tensor, num_bins: int, chunk: int | None = None) -> Bins:
     num_entries = bins.numel()
     sizes = (num_bins, num_bins + 1, num_entries if chunk is None else num_bins * chunk, num_entries)
     made = Bins(*(torch.empty(size, dtype=torch.int32, device=bins.device) for size in sizes))
-    block = block_of(max(num_entries, chunk or 0, 16))
+    # Few sizes, because each is a kernel of its own.
+    block = next((size for size in (128, 1024) if max(num_entries, chunk or 0) <= size), 4096)
     options = {"CHUNKED": chunk is not None, "BLOCK": block, "num_warps": 8 if block > 1024 else 4}
     launch(_sort, (num_bins + 1,), bins, bins, *made, num_entries, num_bins, chunk or 0, **options)
     return made

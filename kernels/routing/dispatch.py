@@ -58,7 +58,7 @@ def needed_devices(device_TK: Tensor, num_devices: int) -> Tensor:
     num_rows, num_choices = device_TK.shape
     needed_TG = torch.empty(num_rows, num_devices, dtype=torch.int32, device=device_TK.device)
     block_g = block_of(num_devices)
-    block_t = block_of(num_rows, max(1, 1024 // block_g))
+    block_t = max(1, 1024 // block_g)
     grid = (blocks(num_rows, block_t),)
     sizes = {"BLOCK_T": block_t, "BLOCK_G": block_g}
     launch(_needed, grid, device_TK, device_TK, needed_TG, num_rows, num_choices, num_devices, **sizes)
@@ -84,7 +84,7 @@ def pack_choices(plan: DispatchPlan, device_TK: Tensor, ids_TK: Tensor, weights_
     ids_SK, weights_SK = (
         torch.empty(num_places, num_choices, dtype=t.dtype, device=t.device) for t in (ids_TK, weights_TK)
     )
-    block = block_of(max(num_places * num_choices, 1), 1024)
+    block = 1024
     grid = (blocks(num_places * num_choices, block),)
     tensors = (plan.row_S, plan.device_S, device_TK, ids_TK, weights_TK, ids_SK, weights_SK)
     launch(_pack, grid, ids_TK, *tensors, num_places * num_choices, num_choices, BLOCK=block)

@@ -5,6 +5,7 @@ which the first launch puts there. Annotations are names of `tl` and, by the fut
 looks them up in the source.
 """
 
+import inspect
 import os
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,8 @@ from torch import Tensor
 # Triton reads the variable when it is imported; a change later would be a mixture.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_BLOCK = 4096
+# Parameters that change from step to step: a kernel of its own where one is 1 or a multiple of 16 would stall a step.
+VARYING = frozenset({"num_entries", "num_rows", "num_values", "chunk"})
 
 
 def use_triton(tensor: Tensor) -> bool:
@@ -43,7 +46,8 @@ def compiled(body: Callable[..., None]) -> Any:
     import triton.language as tl
 
     body.__globals__["tl"] = tl
-    return triton.jit(body)
+    varying = [name for name in inspect.signature(body).parameters if name in VARYING]
+    return triton.jit(body, do_not_specialize=varying)
 
 
 def block_of(size: int, largest: int = MAX_BLOCK) -> int:

@@ -52,7 +52,7 @@ def lookup(
     found = Destinations(*(torch.empty(num_rows, dtype=dtype, device=on) for dtype in types))
     rows = (t.contiguous() for t in (token_ids_T, before2_T, before1_T))
     sizes = (num_rows, len(tables.token_device_V), len(tables.chain_device))
-    block = block_of(max(num_rows, 1), 256)
+    block = 256
     launch(_lookup, (blocks(num_rows, block),), token_ids_T, *tables, *rows, *found, *sizes, CHAIN=chain, BLOCK=block)
     return found
 
@@ -89,7 +89,7 @@ def majority_device(device_TK: Tensor, num_devices: int) -> Tensor:
     num_rows, num_choices = device_TK.shape
     majority_T = torch.empty(num_rows, dtype=torch.int32, device=device_TK.device)
     block_g = block_of(num_devices)
-    block_t = block_of(max(num_rows, 1), max(1, 1024 // block_g))
+    block_t = max(1, 1024 // block_g)
     sizes = {"BLOCK_T": block_t, "BLOCK_G": block_g}
     grid = (blocks(num_rows, block_t),)
     launch(_majority, grid, device_TK, device_TK, majority_T, num_rows, num_choices, num_devices, **sizes)

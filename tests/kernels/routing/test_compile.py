@@ -17,6 +17,7 @@ from smoe.kernels.routing import launch
 from smoe.kernels.routing.align import rank_in_group
 from smoe.kernels.routing.bins import sort_by_bin
 from smoe.kernels.routing.dispatch import DispatchPlan, needed_devices, pack_choices, plan_dispatch, sum_places
+from smoe.kernels.routing.launch import VARYING, compiled
 from smoe.kernels.routing.lookup import LayerTables, lookup, majority_device
 from smoe.kernels.routing.reduce import permute_reduce, reduce_chunks
 from smoe.kernels.routing.rows import gather_rows, scatter_rows
@@ -69,16 +70,13 @@ class Compiler:
 
     def compile(self, *args: Any, num_warps: int = 4, enable_fp_fusion: bool, **constants: Any) -> None:
         import triton
-        import triton.language as tl
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
 
-        self.body.__globals__["tl"] = tl
-        function = triton.jit(self.body)
+        function = compiled(self.body)
         named = dict(zip(function.arg_names, args, strict=False))
-        constants |= {
-            name: 1 for name, value in named.items() if isinstance(value, int) and value == 1
-        }  # as a launch does
+        # A launch makes a kernel of its own for ints that are 1.
+        constants |= {n: 1 for n, a in named.items() if isinstance(a, int) and a == 1 and n not in VARYING}
         types = {n: f"*{TYPES.get(a.dtype, 'i32')}" if isinstance(a, Tensor) else "i32" for n, a in named.items()}
         signature = types | dict.fromkeys(constants, "constexpr")
         options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}

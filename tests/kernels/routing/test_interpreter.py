@@ -1,4 +1,4 @@
-"""The Triton kernels pass this folder's tests in Triton's interpreter."""
+"""The Triton kernels pass this folder's tests in Triton's interpreter; Triton is loaded by a launch, not by an import."""
 
 import os
 import subprocess
@@ -29,3 +29,12 @@ def test_kernels_in_the_interpreter() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
+def test_importing_loads_no_triton() -> None:
+    modules = sorted(path.stem for path in (ROOT / "kernels" / "routing").glob("[a-z]*.py"))
+    imports = "; ".join(f"import smoe.kernels.routing.{module}" for module in modules)
+    code = f"import sys; {imports}; import smoe.kernels.combine; print('triton' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "False", done.stderr
