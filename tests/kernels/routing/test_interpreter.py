@@ -1,4 +1,4 @@
-"""The Triton kernels pass this folder's tests in Triton's interpreter; Triton is loaded by a launch, not by an import."""
+"""The Triton kernels pass this folder's tests in Triton's interpreter; a launch loads Triton, an import does not."""
 
 import os
 import subprocess
