@@ -18,6 +18,8 @@ POLICIES = [
     DEFAULT_POLICY,
     "evict=least-stale:cyclic,prefetch=gate:threshold=0.6,miss=wait",
     "evict=random,prefetch=follow,miss=wait",
+    "evict=utility,prefetch=gate,miss=cpu,admit=background:beta=0.3",
+    "evict=lru,miss=auto",
 ]
 
 
