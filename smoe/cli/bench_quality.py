@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from smoe.cli import options
+from smoe.cli.progress import Progress
 
 EXAMPLE = options.example("smoe bench quality --quick --expert-memory 25%")
 
@@ -35,12 +36,14 @@ def command(
 
     tokenizer = load_tokenizer(model_folder("builtin"))
     assert tokenizer is not None
-    result = run(
-        tokenizer.encode,
-        quick=quick,
-        expert_memory=expert_memory,
-        inflated=None if skip_inflated else lambda: inflated_folder(cache or cache_folder()),
-        out=out,
-    )
+    with Progress("tokens scored", 0) as progress:
+        result = run(
+            tokenizer.encode,
+            quick=quick,
+            expert_memory=expert_memory,
+            inflated=None if skip_inflated else lambda: inflated_folder(cache or cache_folder()),
+            out=out,
+            on_progress=progress.update,
+        )
     print_figures(result.summary, "quality")
     print(result.write(out))

@@ -16,18 +16,19 @@ from smoe.sim import passes
 from smoe.sim.runs import InstantRun, Setting, SteppedRun, play
 from smoe.sim.simulate import start
 
-TOGETHER = 26
-"""Points of a group: enough to share the making of passes, few enough for progress to be seen."""
+MOST_TOGETHER, FEWEST_GROUPS = 26, 20
+"""Points of a group: enough to share the making of passes, few enough for progress to be seen and cores to be busy."""
 
 Traces = Mapping[str, RouteTrace]
 
 
 def groups(points: Sequence[Point]) -> list[list[int]]:
     """Indices of points that run side by side, traces taking turns so that a rest can be foreseen from what is done."""
+    most = max(1, min(MOST_TOGETHER, len(points) // FEWEST_GROUPS))
     by_trace: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
     for index, point in enumerate(points):
         made = by_trace[point.trace, point.mode]
-        if not made or len(made[-1]) == TOGETHER:
+        if not made or len(made[-1]) == most:
             made.append([])
         made[-1].append(index)
     turns = zip_longest(*by_trace.values())

@@ -32,6 +32,8 @@ class Sizes:
     timed: int
 
 
+OnProgress = Callable[[int, int], None]
+"""Gets the tokens scored and all there are; the timed part comes after them."""
 FULL = Sizes(texts=12, length=128, streams=8, segments=8, segment=48, warm_up=24, timed=48)
 QUICK = Sizes(texts=5, length=96, streams=3, segments=6, segment=48, warm_up=12, timed=12)
 DEFAULT_MEMORY = "25%"
@@ -44,6 +46,7 @@ def run(
     expert_memory: str = DEFAULT_MEMORY,
     inflated: Callable[[], Path] | None,
     out: Path,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Result:
     """The result, with a picture beside where it will be written in `out`. `encode` is the packaged model's tokenizer;
     `inflated` gives the folder of the inflated model, None leaves times out. ConfigError for a memory that holds all
@@ -51,20 +54,34 @@ def run(
     sizes = QUICK if quick else FULL
     model = Model(open_checkpoint("builtin"), expert_memory)
     name = "quality-quick" if quick else "quality"
+    groups = make_groups(texts.heldout_tokens(encode), sizes)
+    done, total = 0, (1 + len(LOSSY)) * sum(map(num_tokens, groups))
+
+    def scored(group: Group) -> None:
+        nonlocal done
+        done += num_tokens(group)
+        on_progress(done, total)
+
     config: dict[str, object] = {"expert_memory": expert_memory, "slots": model.num_slots, "seed": 0, **asdict(sizes)}
     config["policies"] = {contender.name: contender.policy for contender in (WAIT, *LOSSY)}
     result = Result(name=name, config=config)
 
     # One row of a model this small is no work for a second thread.
     with _threads(1):
-        references = [model.reference(group) for group in make_groups(texts.heldout_tokens(encode), sizes)]
+        references = []
+        for group in groups:
+            references.append(model.reference(group))
+            scored(group)
         weights = [r.trace.expert_weights for r in references[:-1] if r.trace.expert_weights is not None]
         gates = gate_weights(np.concatenate(weights, axis=1), threshold=1.5 / model.geometry.top_k)
         report.add_gates(gates, result)
         report.add_waiting(references, lambda: model.cache(WAIT.policy), result)
         outcomes: dict[str, list[Outcome]] = {}
         for contender in LOSSY:
-            outcomes[contender.name] = [compare(model, contender.policy, reference) for reference in references]
+            outcomes[contender.name] = []
+            for reference in references:
+                outcomes[contender.name].append(compare(model, contender.policy, reference))
+                scored(reference.group)
             report.add_outcomes(contender, outcomes[contender.name], result)
     for preset in PRESETS:
         report.add_admission(outcomes, preset, f"{preset}, no admission", result)
@@ -79,6 +96,10 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     report.draw_all(out / f"{name}.png", outcomes, millis, WAIT.name, gates, expert_memory)
     return result
+
+
+def num_tokens(group: Group) -> int:
+    return sum(len(text.token_ids) for text in (group.warm_up, *group.texts))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ class LRU(Deaf):
         (self._used if touched else self._unused).push(layer, expert)
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
-        if self._unused:
+        if not self._prefetch_touch:
             for expert in experts:
                 if (layer, expert) in self._unused:
                     self._unused.remove(layer, expert)
@@ -34,9 +34,11 @@ class LRU(Deaf):
             self._used.append(layer, experts)
 
     def forget(self, layer: int, expert: int) -> None:
-        queue = self._unused if self._unused and (layer, expert) in self._unused else self._used
-        queue.remove(layer, expert)
+        if self._prefetch_touch or (layer, expert) not in self._unused:
+            self._used.remove(layer, expert)
+        else:
+            self._unused.remove(layer, expert)
 
     def victim(self, layers: Sequence[int], evictable: Evictable, wanted: Key, reason: Reason) -> Key | None:
-        unused = self._unused.first(layers, evictable) if self._unused else None
+        unused = None if self._prefetch_touch else self._unused.first(layers, evictable)
         return self._used.first(layers, evictable) if unused is None else unused

@@ -33,12 +33,14 @@ class Oracle:
         experts = self._future.experts_of(following)
         if not experts:
             return ()
-        left, others = len(self._everyone) - len(experts), list[int]()
-        named = []
-        for expert in experts:
-            if left and self._random.random() >= self._accuracy:
+        named = [(next_layer, expert) for expert in experts]
+        if self._accuracy == 1:
+            return named
+        chance, others = self._random.random, list[int]()
+        left = len(self._everyone) - len(experts)
+        for place in range(len(experts)):
+            if left and chance() >= self._accuracy:
                 others = others or sorted(self._everyone.difference(experts))
-                expert = others.pop(self._random.randrange(left))
+                named[place] = (next_layer, others.pop(self._random.randrange(left)))
                 left -= 1
-            named.append((next_layer, expert))
         return named

@@ -43,7 +43,7 @@ class Utility(Valued):
             self._add(routing.layer, requests(routing), scale)
 
     def victim(self, layers: Sequence[int], evictable: Evictable, wanted: Key, reason: Reason) -> Key | None:
-        if self._layer in layers:
+        if self._layer in layers and len(layers) > 1:
             entry = self._heap.first_entry((self._layer,), evictable)
             if entry is not None and entry[0][0] < self._floor * self._unit:
                 return entry[1]
