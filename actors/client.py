@@ -114,6 +114,10 @@ class RayClient:
         stats: EngineStats = unwrap(self._call("stats"))
         return stats
 
+    def resize_experts(self, memory: str) -> int:
+        slots: int = unwrap(self._call("resize_experts", memory))
+        return slots
+
     def state(self) -> GroupState:
         """Of the group of shards: its phase, and the losses so far."""
         return self._controller.state

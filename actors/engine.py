@@ -76,6 +76,9 @@ class Engine:
         """`peak_rss_bytes` is the sum over this process and the shards'."""
         return self._between_steps(self._stats)
 
+    def resize_experts(self, memory: str) -> int | Failed:
+        return self._between_steps(lambda: self._started().resize_experts(memory))
+
     def poll(self, timeout_s: float) -> list[Delta]:
         """Deltas since the last call; waits for one at most `timeout_s`.
 

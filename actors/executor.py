@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from smoe.actors.links import Link, ShardsLost
 from smoe.actors.shard import ShardReady
+from smoe.core.errors import ConfigError
 from smoe.core.model_info import ModelInfo
 from smoe.core.stats import ExpertStats
 from smoe.core.step import Executor, StepPlan, StepResult
@@ -45,6 +46,11 @@ class RayExecutor:
             with contextlib.suppress(ShardsLost):  # whoever executes next learns of it
                 self._own = self._link.call("expert_stats")[0]
             return _plus(self._before, self._own)
+
+    def resize_experts(self, memory: str) -> int | ConfigError:
+        with self._lock:
+            found: int | ConfigError = self._link.call("resize_experts", memory)[0]
+        return found
 
     def peak_rss_bytes(self) -> int:
         """Of all shard processes together."""

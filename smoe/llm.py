@@ -64,6 +64,10 @@ class LLM:
     def stats(self) -> EngineStats:
         return self.client.stats()
 
+    def resize_experts(self, memory: str) -> int:
+        """From now on experts may take `memory`, up to `expert_memory_max`; slots over all layers."""
+        return self.client.resize_experts(memory)
+
     def close(self) -> None:
         """Stops workers and frees memory. Idempotent; every other call raises RuntimeError afterwards."""
         self.client.shutdown()

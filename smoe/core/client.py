@@ -51,6 +51,14 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def resize_experts(self, memory: str) -> int:
+        """Between two steps: from now on experts may take `memory`, in the words of `expert_memory`; slots over all
+        layers. An engine that is restarted begins again with its `expert_memory`.
+
+        Raises ConfigError above `expert_memory_max`, or without it, and below one expert a layer: nothing has changed.
+        """
+        ...
+
     def shutdown(self) -> None:
         """Stop workers and free memory; requests in flight end with `abort`. Idempotent."""
         ...

@@ -18,9 +18,10 @@ class EngineConfig:
 
     `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident, and then another
     `expert_policy` (read by smoe.offload.policies.spec) than the default is refused, having no effect.
-    `expert_tier`, which ExpertTier.parse reads, says where experts are that are not resident.
-    `expert_link` ("2GB/s+1ms") slows the last link into the slots to a declared one, for studies: from the disk, or
-    from host memory where the tier has some.
+    `expert_memory_max`, in the same words, is how far `resize_experts` can go while the engine runs: addresses are
+    reserved and memory is planned for it, but taken as it is used. `expert_tier`, which ExpertTier.parse reads, says
+    where experts are that are not resident. `expert_link` ("2GB/s+1ms") slows the last link into the slots to a
+    declared one, for studies: from the disk, or from host memory where the tier has some.
     `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests; `record_logits` adds
     the router logits to it, `record_lookahead` those of each next layer's router. With `record_part_tokens` it is a
     folder instead, and gets a trace file each time that requests of about so many tokens have ended.
@@ -30,6 +31,7 @@ class EngineConfig:
     dtype: DType = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     expert_memory: str = "all"
+    expert_memory_max: str | None = None
     expert_policy: str = DEFAULT_POLICY
     expert_tier: str = DEFAULT_TIER
     expert_link: str | None = None
@@ -54,6 +56,13 @@ class EngineConfig:
         if memory.kind == "all" and self.expert_policy != DEFAULT_POLICY:
             limit = "only with expert_memory below `all`: with every expert resident it has no effect"
             raise ConfigError("expert_policy", self.expert_policy, limit)
+        if self.expert_memory_max is not None:
+            most = ExpertMemory.parse(self.expert_memory_max, "expert_memory_max")
+            if memory.kind == "all":
+                limit = "only with expert_memory below `all`: there is nothing to resize"
+                raise ConfigError("expert_memory_max", self.expert_memory_max, limit)
+            if most.kind == "auto":
+                raise ConfigError("expert_memory_max", self.expert_memory_max, "a size, not what is free now")
         ExpertTier.parse(self.expert_tier)
         if memory.kind == "all" and self.expert_tier != DEFAULT_TIER:
             limit = "only with expert_memory below `all`: with every expert resident it has no effect"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from smoe.core.errors import ConfigError
 from smoe.core.model_info import ModelInfo
 from smoe.core.request import TokenLogprob
 from smoe.core.sampling import SamplingParams
@@ -81,6 +82,10 @@ class Executor(Protocol):
         ...
 
     def expert_stats(self) -> ExpertStats: ...
+
+    def resize_experts(self, memory: str) -> int | ConfigError:
+        """Between steps: from now on experts may take `memory`. Slots over all layers, or why it stays as it was."""
+        ...
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when an invariant of caches or transfers is broken; called when idle."""

@@ -1,5 +1,7 @@
 """From a configuration to something that runs."""
 
+from functools import partial
+
 import torch
 
 from smoe.core.config import EngineConfig
@@ -16,7 +18,8 @@ from smoe.engine.tokenizer import load_tokenizer
 from smoe.models.decoder import Decoder
 from smoe.models.kv import KVCache
 from smoe.models.loading import model_folder, open_checkpoint
-from smoe.offload.build import make_bank
+from smoe.offload.bank import OffloadedBank
+from smoe.offload.build import make_bank, resize
 
 
 def build_runner(config: EngineConfig) -> Runner:
@@ -41,12 +44,15 @@ def build_runner(config: EngineConfig) -> Runner:
         torch.set_num_threads(config.threads)
     dtype = compute_dtype(checkpoint.spec, config)
     bank = make_bank(checkpoint, config, dtype, free_bytes=plan.auto_bytes)
+    resizing = None
+    if config.expert_memory_max is not None and isinstance(bank, OffloadedBank):
+        resizing = partial(resize, bank, checkpoint, config, dtype)
     if recorder is not None and config.record_lookahead:
         bank = LookaheadBank(bank, recorder.see_lookahead, last_layer=info.moe_layers[-1])
     try:
         decoder = Decoder(checkpoint.spec, checkpoint.params(dtype=dtype, device=device), bank, dtype=dtype)
         kv = KVCache(checkpoint.spec, num_rows=plan.kv_rows, num_states=config.max_num_seqs, dtype=dtype, device=device)
-        return Runner(decoder, kv, bank, info, device=device, recorder=recorder)
+        return Runner(decoder, kv, bank, info, device=device, recorder=recorder, resize=resizing)
     except BaseException:
         bank.close()
         raise

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 
+from smoe.core.errors import ConfigError
 from smoe.core.model_info import ModelInfo
 from smoe.core.request import Delta, Request
 from smoe.core.stats import EngineStats
@@ -131,6 +132,13 @@ class EngineCore:
         """Continue on `executor`, whose caches are empty: running requests prefill again and keep their tokens."""
         self.executor = executor
         self._scheduler.restart()
+
+    def resize_experts(self, memory: str) -> int:
+        """Between steps; as EngineClient (smoe.core.client) has it."""
+        found = self.executor.resize_experts(memory)
+        if isinstance(found, ConfigError):
+            raise found
+        return found
 
     def stats(self) -> EngineStats:
         return EngineStats(

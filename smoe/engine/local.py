@@ -86,6 +86,12 @@ class LocalClient:
         self._check_open()
         return self._core.stats()
 
+    def resize_experts(self, memory: str) -> int:
+        """Waits for a running poll."""
+        with self._stepping:
+            self._check_open()
+            return self._core.resize_experts(memory)
+
     def check_integrity(self) -> None:
         """Raises RuntimeError when rows, slots or caches are not accounted for; waits for a running poll."""
         with self._stepping:

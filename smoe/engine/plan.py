@@ -13,7 +13,7 @@ from smoe.engine.memory import free_bytes
 from smoe.models.kv import bytes_per_row
 from smoe.models.loading import Checkpoint
 from smoe.models.spec import DecoderSpec, DeltaSpec
-from smoe.offload.build import live_policy
+from smoe.offload.build import live_policy, most_slots
 from smoe.offload.readahead import known_readahead
 from smoe.offload.shelf import Shelf
 from smoe.offload.tiers import plan_tiers
@@ -27,6 +27,7 @@ class MemoryPlan:
     """All figures in bytes unless named otherwise. `expert_policy` is in full; `lossy` says it changes the outputs.
 
     `expert_slots` and `host_expert_slots` count all layers; `auto_bytes` is what `expert_memory=auto` gives to experts.
+    `experts_resident_bytes` is that of `expert_memory_max`, where it is given.
     `expert_tiers` are those that experts come from, the farthest first; `disk_reads` says in how many threads and
     pieces they are read, as far as that has been measured, None without a disk tier. `kv_bytes` are touched only as far
     as sequences fill them. `workspace_bytes` is an estimate of activations in the largest step; `process_bytes` is what
@@ -99,7 +100,8 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     auto_bytes = max(0, left - kv_reserve)
     slots = shelf.slots(budget, free_bytes=auto_bytes)
     all_resident = budget.kind == "all" or (budget.kind == "auto" and slots == shelf.num_experts)
-    resident = total if all_resident else slots * shelf.slot_bytes + shelf.staging_bytes
+    most = most_slots(shelf, config, slots) if not all_resident else slots
+    resident = total if all_resident else most * shelf.slot_bytes + shelf.staging_bytes
     if resident > left:
         limit = f"{resident} bytes of experts, but {max(0, left)} bytes are free beside the other weights; try auto"
         raise ConfigError("expert_memory", config.expert_memory, limit)

@@ -1,13 +1,13 @@
 """Runner: carries out step plans on one device: batch, forward, sampling."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from smoe.collectives.world import World
-from smoe.core.errors import StoreError
+from smoe.core.errors import ConfigError, StoreError
 from smoe.core.model_info import ModelInfo
 from smoe.core.stats import ExpertStats
 from smoe.core.step import SampledToken, SpanPlan, StepPlan, StepResult, Substituted
@@ -44,15 +44,18 @@ class Runner:
         device: torch.device | str = "cpu",
         recorder: RouteRecorder | None = None,
         world: World | None = None,
+        resize: Callable[[str], int] | None = None,
     ) -> None:
-        """With a `world` this is one of its ranks: all execute every plan, and rank 0 samples."""
+        """`resize` gives experts another size of memory, or raises ConfigError; None where none can be had. With a
+        `world` this is one of its ranks: all execute every plan, and rank 0 samples.
+        """
         self._decoder, self._kv, self._bank, self._info = decoder, kv, bank, info
         self._device, self._recorder = device, recorder
         delta = [i for i, layer in enumerate(decoder.spec.layers) if isinstance(layer.attention, DeltaSpec)]
         # KV rows can be written twice, a recurrent state cannot: a step that may fail halfway needs a copy to retry.
         self._fragile_layers = [] if isinstance(bank, ResidentBank) else delta
         self._closed = False
-        self._world = world
+        self._world, self._resize = world, resize
         self._samples = world is None or world.plan.rank == 0
 
     def info(self) -> ModelInfo:
@@ -82,6 +85,14 @@ class Runner:
 
     def expert_stats(self) -> ExpertStats:
         return self._bank.stats()
+
+    def resize_experts(self, memory: str) -> int | ConfigError:
+        if self._resize is None:
+            return ConfigError("expert_memory", memory, "can be resized only with expert_memory_max, and below `all`")
+        try:
+            return self._resize(memory)
+        except ConfigError as error:
+            return error
 
     def check_integrity(self) -> None:
         if not self._closed:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 import torch
 
 from smoe.core.config import EngineConfig
+from smoe.core.errors import ConfigError
 from smoe.core.expert_memory import ExpertMemory
 from smoe.core.expert_tier import ExpertTier
 from smoe.core.link_model import LinkModel
@@ -42,6 +43,7 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     router = spec.moe(spec.moe_layers[0]).router
     geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
     policies = policy.build(geometry, seed=config.seed)
+    max_slots = most_slots(shelf, config, num_slots)
     floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
     store, in_place = open_tiers(tiers, poison=poison)
     if config.expert_link is not None:
@@ -52,6 +54,7 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
             store,
             policies,
             num_slots=num_slots,
+            max_slots=max_slots,
             floor=floor,
             pause_share=PAUSE_SHARE,
             in_place=in_place,
@@ -60,6 +63,35 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     except BaseException:
         store.close()
         raise
+
+
+def most_slots(shelf: Shelf, config: EngineConfig, num_slots: int) -> int:
+    """That the engine may grow to from `num_slots`. Raises ConfigError when they are more than that."""
+    if config.expert_memory_max is None:
+        return num_slots
+    field = "expert_memory_max"
+    most = shelf.slots(ExpertMemory.parse(config.expert_memory_max, field), free_bytes=0, field=field)
+    if most < num_slots:
+        limit = f"at least expert_memory: {num_slots} slots over all layers, these are {most}"
+        raise ConfigError(field, config.expert_memory_max, limit)
+    return most
+
+
+def resize(bank: OffloadedBank, checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, memory: str) -> int:
+    """The bank that make_bank made of the rest gets the slots that `memory` buys: how many, over all layers.
+
+    Raises ConfigError beyond `expert_memory_max` and below one slot a layer.
+    """
+    wanted = ExpertMemory.parse(memory)
+    if wanted.kind == "auto":
+        raise ConfigError("expert_memory", memory, "a size: what is free is known before an engine loads")
+    tiers = plan_tiers(Shelf(checkpoint.spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
+    num_slots, most = tiers.above.slots(wanted, free_bytes=0), most_slots(tiers.above, config, 0)
+    if num_slots > most:
+        limit = f"up to expert_memory_max: {most} slots over all layers, these are {num_slots}"
+        raise ConfigError("expert_memory", memory, limit)
+    bank.resize(num_slots)
+    return num_slots
 
 
 def live_policy(config: EngineConfig, tiers: Collection[str]) -> PolicySpec:

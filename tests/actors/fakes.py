@@ -4,7 +4,7 @@ import zlib
 
 from smoe.collectives.world import WorldPlan
 from smoe.core.config import EngineConfig
-from smoe.core.errors import CheckpointError
+from smoe.core.errors import CheckpointError, ConfigError
 from smoe.core.model_info import ModelInfo
 from smoe.core.stats import ExpertStats
 from smoe.core.step import SampledToken, StepPlan, StepResult
@@ -60,6 +60,9 @@ class FakeExecutor:
 
     def expert_stats(self) -> ExpertStats:
         return ExpertStats(hits=self._steps, budget_bytes=64, peak_bytes=32)
+
+    def resize_experts(self, memory: str) -> int | ConfigError:
+        return int(memory) if memory.isdigit() else ConfigError("expert_memory", memory, "a number")
 
     def check_integrity(self) -> None:
         pass

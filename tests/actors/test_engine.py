@@ -31,7 +31,7 @@ class Rig:
         self.engine = Engine(self.config)
 
     def attach(self, *executors: fakes.FakeExecutor) -> Failed | None:
-        shards = [Shard(rank, self.config, lambda _, e=e: e) for rank, e in enumerate(executors)]
+        shards = [Shard(rank, self.config, lambda *_, e=e: e) for rank, e in enumerate(executors)]
         ready, *_ = [unwrap(shard.load()) for shard in shards]
         return self.engine.attach(ready, partial(SocketLink, [unwrap(shard.open(HOST)) for shard in shards]))
 
@@ -158,3 +158,13 @@ def test_soon_after_an_answer_only_the_end_of_a_request_is_news(rig: Rig, monkey
     deltas = [*first, *rest]
     assert deltas[-1].finish_reason == "length"
     assert sum(len(delta.token_ids) for delta in deltas) == 40
+
+
+def test_experts_are_resized_between_steps_and_a_refusal_loses_no_shard(rig: Rig) -> None:
+    rig.attach(fakes.FakeExecutor())
+    rig.engine.submit([request("a", [1, 2], 6)])
+    assert rig.engine.resize_experts("24") == 24
+    refusal = rig.engine.resize_experts("many")
+    assert isinstance(refusal, Failed)
+    assert str(refusal.error) == "expert_memory: 'many' (a number)"
+    assert len(tokens(rig.collect(["a"])["a"])) == 6
