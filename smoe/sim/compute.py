@@ -9,11 +9,15 @@ from smoe.sim.units import seconds
 @dataclass(frozen=True, slots=True)
 class ComputeModel:
     """`layer_s` before the experts of a layer can be asked for, `row_s` for each row of each expert from its slot, one
-    after the other, and `in_place_row_s` where the expert is kept. Declared."""
+    after the other, and `in_place_s` where the expert is kept, by default as long. Declared."""
 
     layer_s: float = 0.0
     row_s: float = 0.0
-    in_place_row_s: float = 0.0
+    in_place_s: float | None = None
+
+    @property
+    def in_place_row_s(self) -> float:
+        return self.row_s if self.in_place_s is None else self.in_place_s
 
     @classmethod
     def parse(cls, text: str, field: str = "compute") -> "ComputeModel":
@@ -26,4 +30,4 @@ class ComputeModel:
             )
             raise ConfigError(field, text, limit)
         layer_s, row_s, *in_place_s = (seconds(field, part) for part in parts)
-        return cls(layer_s, row_s, in_place_s[0] if in_place_s else row_s)
+        return cls(layer_s, row_s, *in_place_s)

@@ -48,6 +48,28 @@ def test_time_on_a_link() -> None:
     assert result.ms_per_token == pytest.approx(2250)
 
 
+def test_time_in_place() -> None:
+    """1 s an expert, 0.5 s a layer, 0.25 s a row from a slot; a row in place takes 2 s, then 0.75 s."""
+    trace, link = one_layer((0, 1), (1, 2)), LinkModel(100.0)
+    compute = ComputeModel.parse("0.5s+0.25s+2s")
+    policy = "miss=cpu,admit=background:beta=0.4"
+    result = simulate(trace, policy, "3", link=link, compute=compute, expert_bytes=100)
+    # Token 1: 0.5; 0 and 1 are on their way, as 2 will be, and are computed in place by 4.5.
+    # Token 2: 5.0; 1 is there, computed by 5.25; 2 is computed in place by 7.25.
+    stats = result.experts
+    assert result.seconds == pytest.approx(7.25)
+    assert (stats.hits, stats.misses, stats.computed_in_place, stats.admitted) == (1, 3, 3, 3)
+    assert (stats.wait_s, result.transfers) == (0.0, 3)
+    compute = ComputeModel.parse("0.5s+0.25s+0.75s")
+    result = simulate(trace, "miss=auto,admit=always", "3", link=link, compute=compute, expert_bytes=100)
+    # Token 1: 0.5; 1 is computed in place by 1.25; 0 comes at 1.5, computed by 1.75.
+    # Token 2: 2.25; 2 is computed in place by 3.0; 1 comes at 3.25, computed by 3.5.
+    assert result.seconds == pytest.approx(3.5)
+    assert result.experts.wait_s == pytest.approx(0.5)
+    assert (result.experts.computed_in_place, result.transfers) == (2, 2)
+    assert ComputeModel.parse("1ms+2us").in_place_row_s == ComputeModel.parse("1ms+2us").row_s
+
+
 def test_a_right_prefetch_is_late_or_in_time_as_the_link_allows() -> None:
     trace = synthetic_routes(num_layers=4, num_experts=16, top_k=2, tokens=50, locality=0.0)
     policy = "evict=lru,prefetch=oracle:accuracy=1.0"
