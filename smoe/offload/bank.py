@@ -31,8 +31,8 @@ class OffloadedBank:
     """Bit-equal to ResidentBank for every number of slots and every lossless policy: each expert's output goes to its
     own place of a buffer, which is summed in ascending expert id whatever the order of arrival.
 
-    Misses are waited for, while the hits are computed. A StoreError ends one `apply`; the next one works. A prefetch
-    that fails is forgotten, and its expert read again if it is asked for.
+    Misses are waited for, or computed where they are, after the hits. A StoreError ends one `apply`; the next one
+    works. A prefetch that fails is forgotten, and its expert read again if it is asked for.
     """
 
     def __init__(
