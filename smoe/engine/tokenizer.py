@@ -77,6 +77,9 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     """None when the folder has no tokenizer; CheckpointError when it has one that does not load."""
     if not any((folder / name).is_file() for name in _FILES):
         return None
+    # The package replaces itself in sys.modules while it loads. Where another thread is loading it, the first import
+    # waits for that and gets the old module, which lacks the name; the second one finds the new module.
+    import transformers  # noqa: F401
     from transformers import AutoTokenizer
 
     try:
