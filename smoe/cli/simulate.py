@@ -166,9 +166,10 @@ def _print_table(name: str, trace: "RouteTrace", results: "Sequence[SimResult]")
     title = f"{name}: {trace.num_tokens:,} tokens, {sizes}"
     table = Table(title=title, title_justify="left")
     timed = results[0].seconds is not None
-    figures = ("hit", "late", "cold", "collision", "prefetched", "wasted", "read")
+    figures = ["hit", "late", "cold", "collision", "prefetched", "wasted", "read"]
+    in_place = any(result.experts.computed_in_place for result in results)
     table.add_column("policy", overflow="fold", min_width=16)
-    for column in ("memory", "slots", *figures, *(("ms/token",) if timed else ())):
+    for column in ("memory", "slots", *figures, *(["in place"] if in_place else []), *(["ms/token"] if timed else [])):
         table.add_column(column, justify="right", no_wrap=True)
     for result in results:
         stats = result.experts
@@ -180,6 +181,7 @@ def _print_table(name: str, trace: "RouteTrace", results: "Sequence[SimResult]")
             f"{result.num_slots:,}",
             f"{result.hit_rate:.1%}",
             *(f"{count:,}" for count in counts),
+            *((f"{stats.computed_in_place:,}",) if in_place else ()),
             *((f"{result.ms_per_token:.2f}",) if timed else ()),
         )
     # A file or a pipe has no width; figures must not be cut for it.
@@ -189,9 +191,22 @@ def _print_table(name: str, trace: "RouteTrace", results: "Sequence[SimResult]")
 
 
 def _short(policy: str) -> str:
-    """Without what is not there."""
-    parts = [part for part in policy.split(",") if part not in ("prefetch=none", "miss=wait", "admit=always")]
-    return ",".join(parts)
+    """Without what is so by default."""
+    evict, *kept = policy.split(",")
+    for part in tuple(kept):
+        fewer = [other for other in kept if other != part]
+        if _means(",".join([evict, *fewer]), policy):
+            kept = fewer
+    return ",".join([evict, *kept])
+
+
+def _means(text: str, policy: str) -> bool:
+    from smoe.offload.policies.spec import parse_policies
+
+    try:
+        return str(parse_policies(text)) == policy
+    except ConfigError:
+        return False
 
 
 def _positive(name: str, text: str | None) -> int | None:

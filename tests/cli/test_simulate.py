@@ -69,6 +69,18 @@ def test_prefetching_pauses_itself_when_told(smoe, trace: Path) -> None:  # type
         assert error in refused.err
 
 
+def test_the_table_shows_what_is_computed_in_place_and_no_defaults(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
+    asked = ("evict=lru", "evict=lru,miss=cpu", "evict=lru,miss=auto,admit=always")
+    policies = [word for policy in asked for word in ("--expert-policy", policy)]
+    link = ("--link", "1MB/s", "--compute", "1ms+1us+1us", "--expert-bytes", "1MB")
+    result = smoe("simulate", "--trace", str(trace), "--in-process", "--expert-memory", "4", *policies, *link)
+    assert result.code == 0, result.err
+    shown = [line.split("│")[1].strip() for line in result.out.splitlines() if "evict=" in line]
+    assert shown == ["evict=lru", "evict=lru,miss=compute", "evict=lru,miss=auto,admit=always"]
+    assert "in place" in result.out
+    assert "…" not in result.out
+
+
 @pytest.mark.ray
 def test_a_sweep_over_ray_is_the_sweep_here(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
     arguments = ("simulate", "--trace", str(trace), "--json", "--expert-memory", "2", "--expert-memory", "4")
