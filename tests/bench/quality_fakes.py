@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from smoe.offload.policies.lru import LRU
-from smoe.offload.policies.protocols import Admission, Key, MissDecision, PolicySet, Routing
+from smoe.offload.policies.protocols import Admission, Costs, Key, MissDecision, PolicySet, Routing
 
 
 class KeepFirst:
@@ -14,8 +14,9 @@ class KeepFirst:
 
     needs_logits = True
     lossy = True
+    computes = False
 
-    def decide(self, routing: Routing, resident: frozenset[int], fetch_s: float, compute_s: float) -> MissDecision:
+    def decide(self, routing: Routing, resident: frozenset[int], late: frozenset[int], costs: Costs) -> MissDecision:
         assert routing.logits is not None
         assert routing.weights is not None
         ids, mass = routing.ids.copy(), np.zeros(len(routing.ids), np.float32)
@@ -33,14 +34,15 @@ class KeepFirst:
 class Wait:
     needs_logits = False
     lossy = False
+    computes = False
 
-    def decide(self, routing: Routing, resident: frozenset[int], fetch_s: float, compute_s: float) -> MissDecision:
+    def decide(self, routing: Routing, resident: frozenset[int], late: frozenset[int], costs: Costs) -> MissDecision:
         assert routing.weights is not None
         return MissDecision(ids=routing.ids, weights=routing.weights)
 
 
 class AdmitAll:
-    def substituted(self, layer: int, experts: Sequence[int], mass: Sequence[float]) -> Sequence[Key]:
+    def bypassed(self, layer: int, experts: Sequence[int], mass: Sequence[float]) -> Sequence[Key]:
         return [(layer, expert) for expert in experts]
 
 
