@@ -1,3 +1,4 @@
+import queue
 import time
 
 import pytest
@@ -5,7 +6,13 @@ import torch
 
 from smoe.core.errors import ConfigError, StoreError
 from smoe.core.link_model import LinkModel
+from smoe.kernels import alloc_huge
+from smoe.offload.cache import View
 from smoe.offload.emulated import EmulatedStore
+from smoe.offload.host import HostMemory
+from smoe.offload.host_store import HostStore
+from smoe.offload.shelf import Shelf, SlotForm
+from smoe.offload.store import DiskStore, Read
 from tests.offload.stores import InstantStore
 from tests.offload.support import ExpertFiles, apply, random_calls
 
@@ -44,6 +51,22 @@ def test_transfers_take_their_time_and_nothing_else_changes(tmp_path):
     bank.check_integrity()
     bank.close()
     bank.close()
+
+
+def test_over_host_memory_the_link_into_the_slots_is_the_slow_one(tmp_path):
+    files = ExpertFiles(tmp_path)
+    shelf = Shelf(files.spec, files.source, torch.float32)
+    below = HostStore(shelf, HostMemory(shelf, 9), DiskStore(shelf.layouts))
+    store, ended = EmulatedStore(below, LinkModel(1e12, latency_s=2e-3)), queue.SimpleQueue()
+    layout, memory = SlotForm(shelf).layout(1, 2), alloc_huge(shelf.slot_bytes).numpy().data
+    for _ in range(3):
+        store.submit(Read(layout, memory, View(1, 2, 0, 0), ended.put))
+        assert ended.get().error is None
+    disk, host = store.stats().links
+    assert (disk.emulated, host.emulated) == (False, True)
+    assert (disk.transfers, host.transfers) == (1, 3)
+    assert host.busy_s == store.stats().busy_s >= 3 * 2e-3
+    store.close()
 
 
 def test_errors_pass_through(tmp_path):

@@ -18,6 +18,7 @@ POLICIES = [
     DEFAULT_POLICY,
     "evict=least-stale:cyclic,prefetch=gate:threshold=0.6,miss=wait",
     "evict=random,prefetch=follow,miss=wait",
+    "evict=lru,prefetch=none,miss=compute",
     "evict=utility,prefetch=gate,miss=cpu,admit=background:beta=0.3",
     "evict=lru,miss=auto",
 ]
@@ -52,9 +53,11 @@ def assert_same_bits(model: Model, tiers: list[str], capacities: list[str], poli
                 bank = make_bank(model.checkpoint, config, model.dtype)
                 assert isinstance(bank, OffloadedBank)
                 try:
-                    actual = logits(model, bank, **run)
+                    actual, stats = logits(model, bank, **run), bank.stats()
                 finally:
                     bank.close()
+                assert 0 < stats.peak_bytes <= stats.budget_bytes
+                assert (stats.disk_bytes > 0) == (tier != "host")
                 assert torch.equal(actual, expected), f"tier {tier}, capacity {capacity}, {policy}"
 
 
