@@ -28,15 +28,9 @@ def _partition(affinity: Array, share: Array, seed: int) -> Array:
         return np.zeros(len(affinity), dtype=np.int64)
     weights = np.ceil(affinity / max(float(affinity.max(initial=0.0)), 1e-300) * HEAVIEST).astype(np.int64)
     start = np.concatenate([[0], np.cumsum((weights > 0).sum(axis=1))])
-    neighbours, edges = np.nonzero(weights)[1], weights[weights > 0]
+    graph = pymetis.CSRAdjacency(start, np.nonzero(weights)[1])
     options = pymetis.Options(seed=seed, ufactor=1, ncuts=10, niter=50)
     _, parts = pymetis.part_graph(
-        len(share),
-        xadj=start,
-        adjncy=neighbours,
-        eweights=edges,
-        tpwgts=share.tolist(),
-        recursive=False,
-        options=options,
+        len(share), graph, eweights=weights[weights > 0], tpwgts=share.tolist(), recursive=False, options=options
     )
     return np.asarray(parts, dtype=np.int64)
