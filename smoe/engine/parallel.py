@@ -1,5 +1,7 @@
 """One rank of a model that several devices share."""
 
+from dataclasses import dataclass
+
 import torch
 
 from smoe.collectives.dispatch import Dispatcher
@@ -19,6 +21,7 @@ from smoe.engine.model_facts import model_info
 from smoe.engine.plan import compute_dtype, context_length
 from smoe.engine.runner import Runner
 from smoe.engine.tokenizer import load_tokenizer
+from smoe.models.bank import ExpertBank
 from smoe.models.decoder import Decoder
 from smoe.models.dispatched import DispatchedBank, RankBank
 from smoe.models.kv import KVCache, bytes_per_row
@@ -66,22 +69,46 @@ def build_rank_runner(config: EngineConfig, plan: WorldPlan) -> Runner:
         raise
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPart:
+    """What one rank of `group` holds in memory: `params` of its share, its experts in `local`."""
+
+    share: TensorShare
+    group: Group
+    placement: Placement
+    params: dict[str, torch.Tensor]
+    local: RankBank
+    dtype: torch.dtype
+
+    def decoder(self, schedule: Schedule, *, dedup: bool = True) -> tuple[Decoder, ExpertBank]:
+        """The model as this rank runs it, and its experts as the layers see them. Several may share a part."""
+        group = self.group
+        places = expert_places(self.placement, group.rank)
+        bank = DispatchedBank(self.local, Dispatcher(group, dedup=dedup), places, schedule)
+        spread = TensorParallel(group, schedule, self.share)
+        return Decoder(self.share.local_spec(), self.params, bank, dtype=self.dtype, spread=spread), bank
+
+
+def load_part(checkpoint: Checkpoint, group: Group, placement: Placement, dtype: torch.dtype) -> RankPart:
+    """Reads this rank's tensors and no others. Raises CheckpointError."""
+    share = TensorShare(checkpoint.spec, group.rank, group.size)
+    held = held_experts(placement, group.rank)
+    local = RankBank(checkpoint.spec, held, lambda layer, expert: checkpoint.read_expert(layer, expert, dtype=dtype))
+    params = checkpoint.params(dtype=dtype, part=share.param)
+    return RankPart(share=share, group=group, placement=placement, params=params, local=local, dtype=dtype)
+
+
 def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement: Placement) -> Runner:
     spec, dtype, group = checkpoint.spec, compute_dtype(checkpoint.spec, config), world.all
-    share = TensorShare(spec, group.rank, group.size)
     schedule = make_schedule(config.parallel, group, placement)
     free = free_bytes() // world.plan.ranks_on_host
-    held = held_experts(placement, group.rank)
-    local = RankBank(spec, held, lambda layer, expert: checkpoint.read_expert(layer, expert, dtype=dtype))
-    dispatcher = Dispatcher(group, dedup=config.parallel.dedup)
-    bank = DispatchedBank(local, dispatcher, expert_places(placement, group.rank), schedule)
-    params = checkpoint.params(dtype=dtype, part=share.param)
-    dense_bytes = sum(tensor.nbytes for tensor in params.values())
-    local_spec, max_model_len = share.local_spec(), context_length(spec, config)
-    decoder = Decoder(local_spec, params, bank, dtype=dtype, spread=TensorParallel(group, schedule, share))
-    left = int((1 - _SLACK) * free) - dense_bytes - local.nbytes
-    rows = _common_rows(group, left, bytes_per_row(local_spec, dtype), config.max_num_seqs * max_model_len)
-    kv = KVCache(local_spec, num_rows=rows, num_states=config.max_num_seqs, dtype=dtype)
+    part = load_part(checkpoint, group, placement, dtype)
+    decoder, bank = part.decoder(schedule, dedup=config.parallel.dedup)
+    dense_bytes = sum(tensor.nbytes for tensor in part.params.values())
+    left = int((1 - _SLACK) * free) - dense_bytes - part.local.nbytes
+    max_model_len = context_length(spec, config)
+    rows = _common_rows(group, left, bytes_per_row(decoder.spec, dtype), config.max_num_seqs * max_model_len)
+    kv = KVCache(decoder.spec, num_rows=rows, num_states=config.max_num_seqs, dtype=dtype)
     info = model_info(
         checkpoint,
         load_tokenizer(checkpoint.folder),
