@@ -44,7 +44,7 @@ def show(out: Path, job: "RegroupJob", regrouped: "Regrouped", results: "Sequenc
         print(f"copies of hot experts: load, busiest device / mean, {before:.3f} without and {after:.3f} with (fitted)")
     seconds, peak = sum(result.seconds for result in results), max(result.peak_rss_bytes for result in results)
     memory = f", a task's process took {size(peak)} at most" if peak else ""
-    print(f"layers solved in {seconds:,.1f} s of one CPU{memory}")
+    print(f"layers solved in {seconds:,.1f} s of CPU time{memory}")
     print(f"{out}: written")
 
 
