@@ -19,9 +19,10 @@ class CrossEntropyConfig:
     """A round draws `samples` placements and learns from the best `elite_share` of them with weight `smoothing`.
 
     It ends after `rounds`, after `patience` rounds without a better one, or when no unit's choice has more than
-    `entropy` nats. The search looks at about `rows` rows. With `refine`, it begins from `starts` random placements
-    made better by swaps beside even chances, and ends with swaps: the best `refined` of its placements,
-    then `kicks` times the best of all after `kick_swaps` random swaps, and at last all rows.
+    `entropy` nats. The search looks at about `rows` rows. With `refine` it ends with swaps: the best `refined` of its
+    placements, then `kicks` times the best of all after `kick_swaps` random swaps, and at last all rows. `starts`
+    random placements, made better by swaps, may be among the first round's; they take its variety, and with many
+    experts a worse end has been seen.
     """
 
     samples: int = 128
@@ -32,7 +33,7 @@ class CrossEntropyConfig:
     entropy: float = 0.05
     rows: int = 4096
     refine: bool = True
-    starts: int = 4
+    starts: int = 0
     refined: int = 4
     kicks: int = 24
     kick_swaps: int = 4
