@@ -45,7 +45,7 @@ def show(out: Path, job: "RegroupJob", regrouped: "Regrouped", results: "Sequenc
     seconds, peak = sum(result.seconds for result in results), max(result.peak_rss_bytes for result in results)
     memory = f", a task's process took {size(peak)} at most" if peak else ""
     print(f"layers solved in {seconds:,.1f} s of CPU time{memory}")
-    print(f"{out}: written")
+    print(f"{out.absolute()}: written")
 
 
 def show_comparison(out: Path, job: "RegroupJob", rows: "Sequence[Compared]") -> None:
@@ -71,7 +71,7 @@ def show_comparison(out: Path, job: "RegroupJob", rows: "Sequence[Compared]") ->
         "local activations by table T, by T and A, on each token's best device; load and tokens: busiest / mean"
     )
     Console(width=None if sys.stdout.isatty() else 140).print(table)
-    print(f"{out}: written")
+    print(f"{out.absolute()}: written")
 
 
 def _table(title: str, *columns: str) -> "Table":
