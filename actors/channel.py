@@ -9,6 +9,7 @@ import os
 import pickle
 import secrets
 import socket
+import struct
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
@@ -24,13 +25,23 @@ class Address:
 
 
 class Channel:
-    """One end. `receive` raises EOFError, `send` OSError, when the other end is gone. One reader, one writer."""
+    """One end. `receive` raises EOFError, `send` OSError, when the other end is gone. One reader, one writer.
 
-    def __init__(self, connection: Connection) -> None:
+    With `stall_s`, a message that stops half-way for so long raises OSError at this end.
+    """
+
+    def __init__(self, connection: Connection, stall_s: float | None = None) -> None:
         self._connection = connection
         # Messages are small and each is awaited: with Nagle's algorithm a reply could wait for an acknowledgement.
         with socket.socket(fileno=os.dup(connection.fileno())) as handle:
             handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if stall_s is not None:
+                limit = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
+                handle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                handle.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
 
     def send(self, message: object) -> None:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
@@ -64,6 +75,6 @@ class Door:
             self._listener.close()
 
 
-def connect(address: Address) -> Channel:
+def connect(address: Address, stall_s: float | None = None) -> Channel:
     """Raises OSError when nobody listens."""
-    return Channel(Client((address.host, address.port), "AF_INET", authkey=address.key))
+    return Channel(Client((address.host, address.port), "AF_INET", authkey=address.key), stall_s)

@@ -1,6 +1,7 @@
 """RayClient: an EngineClient whose engine is a group of actors."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from smoe.actors.controller import Begin, Controller, GroupState, RestartLimits,
 from smoe.actors.group import Group, GroupPlan
 from smoe.actors.launch import RaySession, open_ray
 from smoe.actors.outcome import one_line, unwrap
+from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import EngineConfig
 from smoe.core.errors import RequestError, StartupError
 from smoe.core.model_info import ModelInfo
@@ -36,7 +38,7 @@ class RayClient:
     """
 
     def __init__(self, config: EngineConfig, plan: GroupPlan, limits: RestartLimits | None = None) -> None:
-        self._session: RaySession = open_ray(plan.num_shards * plan.threads)
+        self._session: RaySession = open_ray(math.ceil(plan.num_shards * plan.bundle["CPU"]))
         self._group = Group(config, plan)
         self._controller = Controller(self._group, limits or RestartLimits())
         self._closing = threading.Event()
@@ -200,17 +202,31 @@ class RayClient:
             raise RuntimeError("the engine has been shut down")
 
 
-def open_ray_client(config: EngineConfig) -> RayClient:
+def open_ray_client(config: EngineConfig, cluster: ClusterConfig | None = None) -> RayClient:
     """The model of `config` in actors, one a device. Raises as RayClient does."""
-    size = config.parallel.size
+    cluster, size = cluster or ClusterConfig(), config.parallel.size
     if size > 1:
         from smoe.engine.parallel import check_parallel
         from smoe.models.loading import open_checkpoint
 
         # Before any worker starts: what no worker could load.
         check_parallel(open_checkpoint(config.model), config)
-    threads = config.threads or max(1, usable_cores() // size)
-    return RayClient(config, GroupPlan(num_shards=size, threads=threads))
+    return RayClient(config, group_plan(config, cluster))
+
+
+def group_plan(config: EngineConfig, cluster: ClusterConfig) -> GroupPlan:
+    """Threads of a shard: as configured, as many as the CPUs it reserves, or its part of this machine's cores."""
+    size = config.parallel.size
+    gpus = cluster.gpus
+    return GroupPlan(
+        num_shards=size,
+        threads=config.threads or cluster.cpus or max(1, usable_cores() // size),
+        cpus=cluster.cpus,
+        gpus=int(config.device == "cuda") if gpus is None else gpus,
+        resources=dict(cluster.resources),
+        strategy=cluster.strategy,
+        placement_timeout_s=cluster.placement_timeout_s,
+    )
 
 
 def usable_cores() -> int:

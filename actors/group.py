@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -27,34 +27,44 @@ from smoe.actors.controller import (
     StartFailed,
     StartShards,
 )
-from smoe.actors.links import CompiledLink, Link, SocketLink
+from smoe.actors.demand import shortage
+from smoe.actors.health import HealthPolls
+from smoe.actors.links import CompiledLink, Link, LinkLimits, SocketLink
+from smoe.actors.nodes import living_nodes
 from smoe.actors.outcome import Failed, one_line
 from smoe.actors.remote import EngineActor, ShardActor
 from smoe.actors.shard import Build, ShardReady
 from smoe.collectives.world import WorldPlan
+from smoe.core.cluster_config import Strategy
 from smoe.core.config import EngineConfig
 from smoe.core.errors import SmoeError, StartupError
 
 log = logging.getLogger(__name__)
 EXIT_TIMEOUT_S = 30.0
+HEALTH_POLL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """How many shards, what each reserves, and how long to wait for room.
+    """How many shards, what each reserves and where, and how long to wait for room.
 
-    `build` stands in for smoe.engine.build_runner.
+    `cpus` None are as many as threads. `build` stands in for smoe.engine.build_runner.
     """
 
     num_shards: int = 1
     threads: int = 1
+    cpus: int | None = None
+    gpus: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    strategy: Strategy = "PACK"
     link: Literal["socket", "compiled"] = "socket"
     placement_timeout_s: float = 60.0
     build: Build | None = None
 
     @property
     def bundle(self) -> dict[str, float]:
-        return {"CPU": float(self.threads)}
+        gpus = {"GPU": float(self.gpus)} if self.gpus else {}
+        return {"CPU": float(self.cpus or self.threads), **gpus, **self.resources}
 
 
 class Group:
@@ -68,6 +78,7 @@ class Group:
         self._ready: ShardReady | None = None
         self._generation = 0
         self._watched: dict[Any, str] = {}
+        self._health: HealthPolls | None = None
         self.engine: Any = None
         self.error: SmoeError | None = None
 
@@ -88,10 +99,10 @@ class Group:
         return None
 
     def watch(self, timeout_s: float) -> Event | None:
-        """Waits for the death of a process or the loss of the shards."""
+        """Waits for the death of a process or the loss of the shards; asks now and then whether all still answer."""
         ready, _ = ray.wait(list(self._watched), num_returns=1, timeout=timeout_s)
         if not ready:
-            return None
+            return self._silence()
         name = self._watched.pop(ready[0])
         try:
             cause = ray.get(ready[0])
@@ -100,6 +111,13 @@ class Group:
             if name == "engine":
                 return EngineDied(cause)
         return ShardsDied(self._generation, time.monotonic(), str(cause))
+
+    def _silence(self) -> Event | None:
+        name = None if self._health is None else self._health.silent(time.monotonic())
+        if name is None:
+            return None
+        cause = f"{name} has not answered for {self._config.parallel.timeout_s:g} s"
+        return EngineDied(cause) if name == "engine" else ShardsDied(self._generation, time.monotonic(), cause)
 
     def shard_pids(self) -> list[int]:
         pids: list[int] = ray.get([shard.pid.remote() for shard in self._shards])
@@ -112,22 +130,32 @@ class Group:
 
     def _place(self, generation: int) -> Event:
         plan = self._plan
-        self._placement = placement_group([plan.bundle] * plan.num_shards, strategy="PACK")
-        if not self._placement.wait(plan.placement_timeout_s):
-            have = {name: count for name, count in ray.cluster_resources().items() if name in plan.bundle}
-            wanted = f"{plan.num_shards} x {plan.bundle}"
-            limit = f"the cluster has {have}; waited {plan.placement_timeout_s:g} s"
-            return StartFailed(generation, StartupError(f"placement: no room for {wanted} ({limit})"))
+        self._placement = placement_group([plan.bundle] * plan.num_shards, strategy=plan.strategy)
+        if (shortage := self._shortage()) is not None:
+            return StartFailed(generation, shortage)
         where = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=0)
         self.engine = EngineActor.options(num_cpus=0, scheduling_strategy=where).remote(self._config)
         return PlacementReady()
 
+    def _shortage(self) -> StartupError | None:
+        """None as soon as every shard has its place."""
+        plan = self._plan
+        assert self._placement is not None
+        if self._placement.wait(plan.placement_timeout_s):
+            return None
+        nodes = living_nodes()
+        return StartupError(*shortage(plan.bundle, plan.num_shards, plan.strategy, nodes, plan.placement_timeout_s))
+
     def _start_shards(self, generation: int) -> Event:
         self._generation = generation
         plan = self._plan
+        if (lost := self._shortage()) is not None:  # a node that is gone took the places on it along
+            return StartFailed(generation, lost)
         self._shards = [
             ShardActor.options(
-                num_cpus=plan.threads,
+                num_cpus=plan.bundle["CPU"],
+                num_gpus=plan.gpus,
+                resources=dict(plan.resources),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._placement, placement_group_bundle_index=rank
                 ),
@@ -172,23 +200,28 @@ class Group:
             return StartFailed(generation, attached.error)
         self._watched = {shard.until_closed.remote(): f"shard {rank}" for rank, shard in enumerate(self._shards)}
         self._watched[self.engine.until_lost.remote()] = "engine"
+        asks = {f"shard {rank}": shard.pid.remote for rank, shard in enumerate(self._shards)}
+        limit_s = self._config.parallel.timeout_s
+        self._health = HealthPolls({"engine": self.engine.pid.remote, **asks}, _is_ready, HEALTH_POLL_S, limit_s)
         return None
 
     def _make_link(self) -> Callable[[], Link] | Failed:
+        parallel = self._config.parallel
+        limits = LinkLimits(step_s=parallel.step_timeout_s, lag_s=parallel.timeout_s)
         if self._plan.link == "compiled":
-            return partial(CompiledLink, self._shards)
+            return partial(CompiledLink, self._shards, limits)
         addresses = []
         for rank, shard in enumerate(self._shards):
             address = self._outcome(shard.open.remote(), f"shard {rank} died while starting")
             if isinstance(address, Failed):
                 return address
             addresses.append(address)
-        return partial(SocketLink, addresses)
+        return partial(SocketLink, addresses, limits)
 
     def _kill_shards(self) -> None:
         self.kill_shards()
         gone = [ref for ref, name in self._watched.items() if name != "engine"]
-        self._watched = {}
+        self._watched, self._health = {}, None
         # Memory of the old processes must be free before new ones load.
         ray.wait(gone, num_returns=len(gone), timeout=EXIT_TIMEOUT_S) if gone else None
         self._shards = []
@@ -212,3 +245,7 @@ class Group:
             return Failed(StartupError(f"{died}, or hangs: no answer in {timeout_s:g} s"))
         except RayError as error:
             return Failed(StartupError(f"{died} ({one_line(error)})"))
+
+
+def _is_ready(ref: Any) -> bool:
+    return bool(ray.wait([ref], timeout=0)[0])

@@ -2,7 +2,10 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+import selectors
+import time
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
@@ -12,6 +15,7 @@ from smoe.actors.outcome import Failed, one_line
 from smoe.core.errors import SmoeError
 
 log = logging.getLogger(__name__)
+_CLOSED_POLL_S = 1.0
 
 
 class ShardsLost(RuntimeError):
@@ -30,14 +34,26 @@ class Link(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """A shard is lost that has not answered for `step_s`, or `lag_s` after another: ranks work in step."""
+
+    step_s: float = 600.0
+    lag_s: float = 60.0
+
+
 class SocketLink:
     """Messages over channels of our own; waiting costs no processor time."""
 
-    def __init__(self, addresses: Sequence[Address]) -> None:
+    def __init__(self, addresses: Sequence[Address], limits: LinkLimits = LinkLimits()) -> None:
+        self._limits = limits
+        self._closed = False
         self._channels: list[Channel] = []
+        self._selector = selectors.DefaultSelector()
         try:
-            for address in addresses:
-                self._channels.append(connect(address))
+            for rank, address in enumerate(addresses):
+                self._channels.append(connect(address, limits.step_s))
+                self._selector.register(self._channels[-1].fileno(), selectors.EVENT_READ, rank)
         except (OSError, EOFError) as error:
             self.close()
             raise ShardsLost(f"shard {len(self._channels)} does not answer ({one_line(error)})") from error
@@ -46,15 +62,35 @@ class SocketLink:
         for rank, channel in enumerate(self._channels):
             with _death_of(rank):
                 channel.send((method, args))
-        answers = []
-        for rank, channel in enumerate(self._channels):
-            with _death_of(rank):
-                answers.append(channel.receive())
-        return checked(answers)
+        deadline = time.monotonic() + self._limits.step_s
+        answers: dict[int, Any] = {}
+        while len(answers) < len(self._channels):
+            for rank in self._ready(deadline, answers):
+                with _death_of(rank):
+                    answers[rank] = self._channels[rank].receive()
+                deadline = min(deadline, time.monotonic() + self._limits.lag_s)
+        return checked([answers[rank] for rank in range(len(self._channels))])
 
     def close(self) -> None:
+        self._closed = True
         for channel in self._channels:
             channel.close()
+        self._selector.close()
+
+    def _ready(self, deadline: float, answers: Container[int]) -> list[int]:
+        """Ranks with something to read. Raises ShardsLost past the deadline."""
+        while not self._closed:
+            left = deadline - time.monotonic()
+            # Short waits, since a descriptor that another thread closes leaves a selector without a word.
+            ready = self._selector.select(min(max(left, 0.0), _CLOSED_POLL_S))
+            if ready:
+                return [key.data for key, _ in ready]
+            if left <= 0:
+                silent = next(rank for rank in range(len(self._channels)) if rank not in answers)
+                waited = self._limits.lag_s if answers else self._limits.step_s
+                after = "after the first of the others" if answers else "to a step"
+                raise ShardsLost(f"shard {silent} hangs: no answer {after} within {waited:g} s")
+        raise ShardsLost("the link was closed")
 
 
 class CompiledLink:
@@ -64,10 +100,11 @@ class CompiledLink:
     spans nodes without a copy through Python; beside a model that computes on these cores it would take one away.
     """
 
-    def __init__(self, shards: Sequence[Any]) -> None:
+    def __init__(self, shards: Sequence[Any], limits: LinkLimits = LinkLimits()) -> None:
         from ray.dag import InputNode, MultiOutputNode
 
         self._shards = list(shards)
+        self._limit_s = limits.step_s
         with InputNode() as plan:
             graph = MultiOutputNode([shard.run.bind("execute", plan) for shard in self._shards])
         self._graph = graph.experimental_compile()
@@ -75,10 +112,10 @@ class CompiledLink:
     def call(self, method: str, *args: Any) -> list[Any]:
         try:
             if method == "execute":
-                return checked([output.get(timeout=-1) for output in self._graph.execute(*args)])
-            return checked(ray.get([shard.run.remote(method, *args) for shard in self._shards]))
+                return checked([output.get(timeout=self._limit_s) for output in self._graph.execute(*args)])
+            return checked(ray.get([shard.run.remote(method, *args) for shard in self._shards], timeout=self._limit_s))
         except ray.exceptions.RayError as error:
-            raise ShardsLost(f"a shard died ({one_line(error)})") from error
+            raise ShardsLost(f"a shard died or hangs ({one_line(error)})") from error
 
     def close(self) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from smoe.answers import Completion, complete
 from smoe.core.client import EngineClient
+from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import EngineConfig
 from smoe.core.errors import ConfigError, RequestError
 from smoe.core.model_info import ModelInfo
@@ -106,12 +107,15 @@ class LLM:
         )
 
 
-def open_client(config: EngineConfig, *, distributed: bool) -> EngineClient:
-    """An engine in this process, or in Ray actors. Raises ConfigError, CheckpointError, CapacityError, StartupError."""
+def open_client(config: EngineConfig, *, distributed: bool, cluster: ClusterConfig | None = None) -> EngineClient:
+    """An engine in this process, or in Ray actors that lie as `cluster` says.
+
+    Raises ConfigError, CheckpointError, CapacityError, StartupError.
+    """
     if distributed:
         from smoe.actors.client import open_ray_client
 
-        return open_ray_client(config)
+        return open_ray_client(config, cluster)
     from smoe.engine.build import build_local_client
 
     return build_local_client(config)

@@ -51,7 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
     except SmoeError as error:
-        return _refuse(str(error))
+        return _refuse(str(error), getattr(error, "details", ""))
     except _ParserError as error:
         return _refuse(_parser_line(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -63,9 +63,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, details: str = "") -> int:
     line = " ".join(message.split())
     print(f"error: {line}", file=sys.stderr)
+    if details:
+        print(details, file=sys.stderr)
     return USAGE_ERROR
 
 

@@ -4,13 +4,14 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+import typer
+
 from smoe.cli import options
 from smoe.cli.conversation import Continuation, Conversation, Messages
-from smoe.cli.generate import dtype_of
+from smoe.cli.deployment import print_resolved, resolve
 from smoe.cli.sampling import sampling_params
-from smoe.cli.values import integer, utf8
+from smoe.cli.values import utf8
 from smoe.core.client import EngineClient
-from smoe.core.config import DEFAULT_POLICY, EngineConfig
 from smoe.core.errors import ConfigError, RequestError, SmoeError
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
@@ -22,6 +23,8 @@ _HELP = "/reset forgets the conversation, /exit or end of input leaves"
 
 
 def command(
+    ctx: typer.Context,
+    config: options.ConfigFile = None,
     model: options.Model = "builtin",
     max_tokens: options.MaxTokens = "128",
     temperature: options.Temperature = None,
@@ -34,36 +37,54 @@ def command(
     expert_policy: options.ExpertPolicy = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
+    schedule: options.Schedule = None,
+    placement: options.PlacementFolder = None,
+    capacity_factor: options.CapacityFactor = None,
+    no_dedup: options.NoDedup = False,
     in_process: options.InProcess = False,
-) -> None:
+    print_config: options.PrintConfig = False,
+) -> int:
     """Talk to a model, a line at a time. /reset forgets the conversation, /exit leaves."""
     params = sampling_params(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
     )
-    config = EngineConfig(
+    deployment = resolve(
+        ctx,
+        config,
+        in_process=in_process,
         model=model,
-        dtype=dtype_of(dtype),
+        dtype=dtype,
         expert_memory=expert_memory,
-        expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
-        max_model_len=integer("max_model_len", max_model_len),
-        threads=integer("threads", threads),
+        expert_policy=expert_policy,
+        max_model_len=max_model_len,
+        threads=threads,
+        tensor_parallel_size=tensor_parallel_size,
+        schedule=schedule,
+        placement=placement,
+        capacity_factor=capacity_factor,
+        no_dedup=no_dedup,
     )
+    if print_config:
+        return print_resolved(deployment)
+    engine = deployment.engine_config()
     from smoe.cli import preflight
     from smoe.cli.terminal import reserved_stdout, working
     from smoe.llm import open_client
 
-    tokenizer = preflight.check(config).tokenizer
+    tokenizer = preflight.check(engine).tokenizer
     if tokenizer is None:
-        raise ConfigError("model", model, "a folder with a tokenizer")
+        raise ConfigError("model", engine.model, "a folder with a tokenizer")
     with reserved_stdout() as out:
         with working("loading" if in_process else "starting Ray and loading"):
-            client = open_client(config, distributed=not in_process)
+            client = open_client(engine, distributed=not in_process, cluster=None if in_process else deployment.cluster)
         try:
             conversation = Messages(client) if tokenizer.has_chat_template else Continuation(client)
             print(f"{conversation.about}; {_HELP}", file=sys.stderr)
             _talk(client, conversation, params, out)
         finally:
             client.shutdown()
+    return 0
 
 
 def _talk(client: EngineClient, conversation: Conversation, params: SamplingParams, out: TextIO) -> None:

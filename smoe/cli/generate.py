@@ -1,14 +1,17 @@
 """`smoe generate`: continue prompts."""
 
 import sys
+from dataclasses import replace
 from typing import Annotated, cast
 
 import typer
 
 from smoe.cli import options
+from smoe.cli.deployment import print_resolved, resolve
 from smoe.cli.sampling import sampling_params
-from smoe.cli.values import integer, no_effect, number, read_text, token_ids
-from smoe.core.config import DEFAULT_POLICY, DTYPES, DType, EngineConfig
+from smoe.cli.values import no_effect, number, read_text, token_ids
+from smoe.core.cluster_config import ClusterConfig
+from smoe.core.config import DTYPES, DType, EngineConfig
 from smoe.core.errors import ConfigError
 from smoe.core.expert_tier import DEFAULT_TIER
 from smoe.core.sampling import SamplingParams
@@ -20,6 +23,8 @@ FAILED = 1
 
 
 def command(
+    ctx: typer.Context,
+    config: options.ConfigFile = None,
     model: options.Model = "builtin",
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", metavar="TEXT", help="Text to continue; may be repeated.")
@@ -49,6 +54,11 @@ def command(
     expert_link: options.ExpertLink = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
+    schedule: options.Schedule = None,
+    placement: options.PlacementFolder = None,
+    capacity_factor: options.CapacityFactor = None,
+    no_dedup: options.NoDedup = False,
     record_routes: Annotated[
         str | None, typer.Option("--record-routes", metavar="FILE", help="Write which experts ran to a route trace.")
     ] = None,
@@ -62,6 +72,7 @@ def command(
         bool, typer.Option("--record-lookahead", help="What each next layer's router would say goes there too.")
     ] = False,
     in_process: options.InProcess = False,
+    print_config: options.PrintConfig = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print a JSON list, one object a prompt, and nothing else.")
     ] = False,
@@ -85,22 +96,36 @@ def command(
         raise no_effect("record_logits", record_logits, "--record-routes")
     if record_lookahead and record_routes is None:
         raise no_effect("record_lookahead", record_lookahead, "--record-routes")
-    config = EngineConfig(
+    deployment = resolve(
+        ctx,
+        config,
+        in_process=in_process,
         model=model,
-        dtype=dtype_of(dtype),
+        dtype=dtype,
         expert_memory=expert_memory,
-        expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
+        expert_policy=expert_policy,
         expert_tier=expert_tier,
         expert_link=expert_link,
-        max_model_len=integer("max_model_len", max_model_len),
-        threads=integer("threads", threads),
+        max_model_len=max_model_len,
+        threads=threads,
+        tensor_parallel_size=tensor_parallel_size,
+        schedule=schedule,
+        placement=placement,
+        capacity_factor=capacity_factor,
+        no_dedup=no_dedup,
+    )
+    if print_config:
+        return print_resolved(deployment)
+    engine = replace(
+        deployment.engine_config(),
         record_routes=record_routes,
         record_fraction=1.0 if record_fraction is None else number("record_fraction", record_fraction) or 0.0,
         record_logits=record_logits,
         record_lookahead=record_lookahead,
     )
     prompts = _prompts(prompt, prompt_file, prompt_token_ids)
-    return _run(config, prompts, params, distributed=not in_process, json=json)
+    cluster = None if in_process else deployment.cluster
+    return _run(engine, cluster, prompts, params, json=json)
 
 
 def dtype_of(text: str) -> DType:
@@ -127,16 +152,22 @@ def _prompts(texts: list[str] | None, files: list[str] | None, ids: list[str] | 
 
 
 def _run(
-    config: EngineConfig, prompts: list[str | tuple[int, ...]], params: SamplingParams, *, distributed: bool, json: bool
+    config: EngineConfig,
+    cluster: ClusterConfig | None,
+    prompts: list[str | tuple[int, ...]],
+    params: SamplingParams,
+    *,
+    json: bool,
 ) -> int:
+    """Without a `cluster`, in this process."""
     from smoe.cli import answers, preflight
     from smoe.cli.terminal import Streamer, reserved_stdout, working
     from smoe.llm import open_client
 
     requests = preflight.check(config).requests(prompts, params)
     with reserved_stdout() as out:
-        with working("starting Ray and loading" if distributed else "loading"):
-            client = open_client(config, distributed=distributed)
+        with working("loading" if cluster is None else "starting Ray and loading"):
+            client = open_client(config, distributed=cluster is not None, cluster=cluster)
         try:
             run = answers.collect(client, requests, None if json else Streamer(out, len(requests)))
         finally:

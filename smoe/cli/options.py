@@ -59,6 +59,46 @@ InProcess = Annotated[bool, typer.Option("--in-process", help="Run in this proce
 Threads = Annotated[
     str | None, typer.Option("--threads", metavar="N", help="Threads of the model; default: one a core.")
 ]
+ConfigFile = Annotated[
+    str | None,
+    typer.Argument(metavar="[CONFIG.yaml]", help="A deployment; options given beside it win.", show_default=False),
+]
+PrintConfig = Annotated[
+    bool,
+    typer.Option("--print-config", help="Print the resolved deployment as YAML, and run nothing."),
+]
+TensorParallelSize = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-parallel-size",
+        metavar="N",
+        help="Devices that share attention by heads, the vocabulary and the experts.",
+    ),
+]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        metavar="NAME",
+        help="How rows travel between devices: scatter (the default), allreduce, or speculative, which needs "
+        "--placement.",
+    ),
+]
+PlacementFolder = Annotated[
+    str | None,
+    typer.Option("--placement", metavar="DIR", help="Which device has which expert, as smoe regroup writes it."),
+]
+CapacityFactor = Annotated[
+    str | None,
+    typer.Option(
+        "--capacity-factor",
+        metavar="X",
+        help="With --schedule speculative: rows that go to one device at most, over an even share; 1 is the default.",
+    ),
+]
+NoDedup = Annotated[
+    bool, typer.Option("--no-dedup", help="Send a row once for each of its experts, not once for each device.")
+]
 
 
 def example(line: str) -> str:

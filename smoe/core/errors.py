@@ -81,7 +81,14 @@ class CollectiveError(SmoeError, RuntimeError):
 
 
 class StartupError(SmoeError, RuntimeError):
-    """A worker did not start; the message is its first cause."""
+    """A worker did not start; the message is its first cause. `details` are further lines for whoever has room."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message, details)
+        self.details = details
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def _shorten(value: object, limit: int = 80) -> str:

@@ -19,7 +19,8 @@ class ParallelConfig:
     `scatter` (reduce-scatter instead of the first) or `speculative` (each row to the device whose experts it will
     use, by the tables of `placement`). `placement` is a folder that `smoe regroup` wrote; without it experts lie in
     their order. `capacity_factor` >= 1 bounds the rows that `speculative` may send to one device, over an even share.
-    `dedup=False` sends a row once for each of its experts. A collective that takes `timeout_s` means a lost device.
+    `dedup=False` sends a row once for each of its experts. A collective that takes `timeout_s`, or a process that is
+    silent for as long, means a lost device; so does a step of `step_timeout_s`, on one device too.
     """
 
     tensor_parallel_size: int = 1
@@ -28,6 +29,7 @@ class ParallelConfig:
     capacity_factor: float = 1.0
     dedup: bool = True
     timeout_s: float = 60.0
+    step_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1:
@@ -36,8 +38,9 @@ class ParallelConfig:
             raise ConfigError("schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
         if not 1.0 <= self.capacity_factor <= 1e6:
             raise ConfigError("capacity_factor", self.capacity_factor, "1 or above: 1 is an even share")
-        if not 0.0 < self.timeout_s < 1e6:
-            raise ConfigError("timeout_s", self.timeout_s, "seconds above 0")
+        for limit in ("timeout_s", "step_timeout_s"):
+            if not 0.0 < getattr(self, limit) < 1e6:
+                raise ConfigError(limit, getattr(self, limit), "seconds above 0")
         if self.capacity_factor != 1.0 and self.schedule != "speculative":
             raise ConfigError("capacity_factor", self.capacity_factor, "only with schedule speculative")
         if self.schedule == "speculative" and self.placement is None:

@@ -40,6 +40,8 @@ def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
     for name, wanted in (("expert_memory", "all"), ("record_routes", None)):
         if getattr(config, name) != wanted:
             raise ConfigError(name, getattr(config, name), f"{wanted} on several devices")
+    if config.device == "cuda":
+        raise ConfigError("device", config.device, "auto or cpu: this version computes on the CPU")
     if parallel.placement is None:
         experts = spec.moe(spec.moe_layers[0]).router.num_experts
         return contiguous(
@@ -47,6 +49,8 @@ def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
         )
     placement = read_placement(parallel.placement)
     check_model(placement, checkpoint, parallel.placement)
+    if parallel.schedule == "speculative" and placement.tables is None:
+        raise ConfigError("placement", parallel.placement, "with token tables, for schedule speculative")
     if placement.num_devices != parallel.size:
         limit = f"{parallel.size} devices; it was made for {placement.num_devices}"
         raise ConfigError("placement", parallel.placement, limit)

@@ -13,6 +13,7 @@ from tests.models import loading_folders as folders
 
 PROMPT = ("generate", "--prompt", "x")
 TIER = (*PROMPT, "--expert-memory", "25%", "--expert-tier")
+TWO = (*PROMPT, "--tensor-parallel-size", "2")
 IDS = ("generate", "--prompt-token-ids")
 
 ARGUMENTS = [
@@ -65,7 +66,24 @@ ARGUMENTS = [
     (("generate", "--prompt-file", "-", "--prompt-file", "-"), r"prompt_file: '-' \(stdin can be read once\)"),
     ((*PROMPT, "--frobnicate"), r"No such option: --frobnicate"),
     ((*PROMPT, "--max-tokens"), r"Option '--max-tokens' requires an argument"),
-    (("generate", "stray", "--prompt", "x"), r"[Uu]nexpected extra argument.*stray"),
+    (("generate", "stray", "--prompt", "x"), r"config: 'stray' \(a YAML file with a deployment; a text to continue is"),
+    (("plan", "stray"), r"[Uu]nexpected extra argument.*stray"),
+    ((*PROMPT, "--tensor-parallel-size", "0"), r"tensor_parallel_size: 0 \(integer >= 1\)"),
+    ((*PROMPT, "--tensor-parallel-size", "x"), r"tensor_parallel_size: 'x' \(integer\)"),
+    ((*PROMPT, "--tensor-parallel-size", "7"), r"tensor_parallel_size: 7 \(one of 1, 2, 3, 4, 5, 6, by the heads"),
+    ((*TWO, "--in-process"), r"tensor_parallel_size: 2 \(1 with --in-process: several devices need an actor each\)"),
+    ((*TWO, "--expert-memory", "25%"), r"expert_memory: '25%' \(all on several devices\)"),
+    ((*TWO, "--record-routes", "r"), r"record_routes: 'r' \(None on several devices\)"),
+    ((*TWO, "--schedule", "sideways"), r"schedule: 'sideways' \(one of allreduce, scatter, speculative\)"),
+    ((*TWO, "--schedule", "speculative"), r"schedule: 'speculative' \(needs a placement with tables"),
+    ((*TWO, "--placement", "no/such/folder"), r"no/such/folder"),
+    ((*TWO, "--capacity-factor", "2"), r"capacity_factor: 2.0 \(only with schedule speculative\)"),
+    ((*TWO, "--capacity-factor", "lots"), r"capacity_factor: 'lots' \(number\)"),
+    ((*PROMPT, "--schedule", "allreduce"), r"schedule: 'allreduce' \(has no effect on one device"),
+    ((*PROMPT, "--schedule", "scatter"), r"schedule: 'scatter' \(has no effect without --tensor-parallel-size of 2"),
+    ((*PROMPT, "--placement", "d"), r"placement: 'd' \(has no effect on one device"),
+    ((*PROMPT, "--no-dedup"), r"dedup: False \(has no effect on one device"),
+    (("chat", "--tensor-parallel-size", "2", "--in-process"), r"tensor_parallel_size: 2 \(1 with --in-process"),
     (("transmogrify",), r"No such command 'transmogrify'"),
     (("chat", "--max-tokens", "0"), r"max_tokens: 0 \(integer >= 1\)"),
     (("chat", "--top-k", "3"), r"top_k: '3' \(has no effect without --temperature above 0\)"),

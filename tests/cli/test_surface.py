@@ -17,12 +17,17 @@ GENERATE = [
     *("--expert-link", "--expert-tier", "--record-fraction", "--record-logits", "--record-lookahead"),
     *("--record-routes", "--threads"),
 ]
+DEPLOYMENT = [
+    *("--capacity-factor", "--no-dedup", "--placement", "--print-config", "--schedule", "--tensor-parallel-size"),
+    "[CONFIG.yaml]",
+]
 SURFACE = {
-    "generate": sorted([*COMMON, *SAMPLING, *GENERATE]),
-    "chat": sorted([*COMMON, *SAMPLING, "--in-process", "--threads"]),
+    "generate": sorted([*COMMON, *SAMPLING, *GENERATE, *DEPLOYMENT]),
+    "chat": sorted([*COMMON, *SAMPLING, *DEPLOYMENT, "--in-process", "--threads"]),
     "plan": sorted([*COMMON, "--expert-link", "--expert-tier", "--json", "--max-num-seqs"]),
     "doctor": ["--dir", "--help", "--json"],
     "bench cache": ["--help", "--in-process", "--out", "--quick", "--trace"],
+    "bench comm": ["--cache", "--help", "--out", "--quick", "--skip-actors"],
     "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
     "bench offload": ["--cache", "--help", "--out", "--policies", "--quick", "--skip-peers"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],

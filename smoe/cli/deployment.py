@@ -1,0 +1,88 @@
+"""A deployment from a file and from flags: flags that are given win, and what they change is said."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from smoe.cli.values import integer, no_effect, number
+from smoe.core.cluster_config import ClusterConfig
+from smoe.core.deployment import Deployment
+from smoe.core.deployment_file import deployment_yaml, read_deployment
+from smoe.core.errors import ConfigError
+
+_FIELDS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_model_len",
+    "threads": "engine.threads",
+    "expert_memory": "experts.memory",
+    "expert_policy": "experts.policy",
+    "expert_tier": "experts.tier",
+    "expert_link": "experts.link",
+    "tensor_parallel_size": "parallel.tensor_parallel_size",
+    "schedule": "parallel.schedule",
+    "placement": "parallel.placement",
+    "capacity_factor": "parallel.capacity_factor",
+    "no_dedup": "parallel.dedup",
+}
+_INTEGERS = ("max_model_len", "threads", "tensor_parallel_size")
+
+
+def resolve(ctx: typer.Context, file: str | None, *, in_process: bool, **flags: str | bool | None) -> Deployment:
+    """The deployment of `file`, or the default one, with those of `flags` that are on the command line.
+
+    `flags` have the verb's names. Raises ConfigError, also for what has no effect in this process, or cannot be there.
+    """
+    if file is not None and not Path(file).is_file():
+        raise ConfigError("config", file, "a YAML file with a deployment; a text to continue is a --prompt")
+    base = Deployment() if file is None else read_deployment(file)
+    given = {_FIELDS[name]: _value(name, flag) for name, flag in flags.items() if _is_given(ctx, name)}
+    changes = [f"{p} {new} (not {base.get(p)})" for p, new in given.items() if str(base.get(p)) != str(new)]
+    if file is not None and changes:
+        print(f"{file}, but from the command line: {', '.join(changes)}", file=sys.stderr)
+    chosen = base.changed(given)
+    chosen.engine_config()
+    _check_effects(chosen, given)
+    if in_process:
+        _check_in_process(chosen, file)
+    return chosen
+
+
+def print_resolved(deployment: Deployment) -> int:
+    print(deployment_yaml(deployment), end="")
+    return 0
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _value(name: str, flag: str | bool | None) -> Any:
+    if isinstance(flag, bool):
+        return not flag
+    if name in _INTEGERS:
+        return integer(name, flag)
+    return number(name, flag) if name == "capacity_factor" else flag
+
+
+def _check_effects(chosen: Deployment, given: Mapping[str, Any]) -> None:
+    """What the default would have done too is refused as well, where it was asked for in so many words."""
+    for path in ("parallel.schedule", "parallel.capacity_factor"):
+        if path in given and chosen.parallel.size == 1:
+            name = path.partition(".")[2]
+            raise no_effect(name, given[path], "--tensor-parallel-size of 2 or more")
+
+
+def _check_in_process(chosen: Deployment, file: str | None) -> None:
+    size = chosen.parallel.size
+    if size > 1:
+        raise ConfigError("tensor_parallel_size", size, "1 with --in-process: several devices need an actor each")
+    default = ClusterConfig()
+    for name in ("strategy", "cpus", "gpus", "resources", "placement_timeout_s"):
+        value = getattr(chosen.cluster, name)
+        if value != getattr(default, name):
+            raise ConfigError(f"{file}: cluster.{name}", value, "has no effect with --in-process")
