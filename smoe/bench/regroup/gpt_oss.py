@@ -21,6 +21,12 @@ LOADS = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
 QUICK_LOADS = (1.1, 1.35)
 SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
 KINDS = ("gpqa", "mmlu", "safety")
+_BALANCES: dict[str, tuple[float | None, ...]] = {
+    "metis": (None, *LOADS),
+    "alternating": (None, *LOADS),
+    "kmeans": (None, 1.1, 1.35),
+}
+"""Limits of load, for the baselines that heed one."""
 GOAL_FREE, GOAL_HELD, GOAL_LEAD = 0.67, 0.56, 14.0
 RIVALS = ("metis", "kmeans")
 
@@ -54,8 +60,7 @@ def entries(*, quick: bool) -> list[tuple[str, Balance]]:
         chosen += [(OURS, Balance(theta=theta)) for theta in (0.1, 0.3)]
     chosen += [(ALONE, balance) for balance in (FREE, HELD)]
     for name in BASELINES:
-        bounded = name in ("metis", "kmeans", "alternating")
-        chosen += [(name, balance) for balance in ((FREE, *loads) if bounded else (FREE,))]
+        chosen += [(name, balance) for balance in (FREE, *loads) if balance.max_load in _BALANCES.get(name, (None,))]
     return chosen
 
 

@@ -12,13 +12,17 @@ from smoe.clustering.problem import Balance, LayerProblem
 from smoe.clustering.problems import layer_problem
 from smoe.core.route_trace import RouteTrace
 
-RANDOM, REAL, ROWS = 50, 10, 32
+COUNTS, QUICK_COUNTS = (50, 10), (6, 2)
+"""Random ones, and parts of real layers."""
+ROWS = 16
+MOST_EACH = 4
+"""Experts a device: the optimum of 12 experts on 3 devices takes seconds, of 12 on 2 half a minute."""
 LIMIT = 0.01
 
 
 def run(session: Session, trace: RouteTrace) -> None:
     """Half of the instances with the load limited."""
-    count = (6, 2) if session.quick else (RANDOM, REAL)
+    count = QUICK_COUNTS if session.quick else COUNTS
     chance = np.random.default_rng(session.seed)
     made = [("random", drawn(chance)) for _ in range(count[0])]
     made += [("real", cut(trace, chance)) for _ in range(count[1])]
@@ -51,7 +55,7 @@ def excess(item: tuple[LayerProblem, Balance], ours: str) -> float:
 def drawn(chance: np.random.Generator) -> LayerProblem:
     """Row tastes are uneven, so that grouping matters."""
     devices = int(chance.integers(2, 4))
-    each = int(chance.integers(2, 12 // devices + 1))
+    each = int(chance.integers(2, MOST_EACH + 1))
     experts = devices * each
     taste = chance.dirichlet(np.full(experts, 0.3), ROWS)
     mass = chance.integers(1, 30, ROWS)
@@ -60,13 +64,13 @@ def drawn(chance: np.random.Generator) -> LayerProblem:
 
 
 def cut(trace: RouteTrace, chance: np.random.Generator) -> LayerProblem:
-    """Twelve experts of a real layer, and the rows that use them most."""
+    """Four experts a device of a real layer, and the rows that use them most."""
     layer = int(chance.integers(len(trace.layers)))
     devices = int(chance.integers(2, 4))
     whole = layer_problem(trace, layer, (trace.num_experts,))
-    experts = np.sort(chance.choice(trace.num_experts, 12, replace=False))
+    experts = np.sort(chance.choice(trace.num_experts, devices * MOST_EACH, replace=False))
     counts = whole.counts.toarray()[:, experts]
     busiest: Sequence[int] = np.argsort(-counts.sum(axis=1), kind="stable")[:ROWS].tolist()
     part = counts[busiest]
     mass = np.ceil(part.sum(axis=1) / trace.top_k)
-    return LayerProblem(counts=csr_array(part), mass=mass, slots_of_device=(12 // devices,) * devices)
+    return LayerProblem(counts=csr_array(part), mass=mass, slots_of_device=(MOST_EACH,) * devices)
