@@ -207,3 +207,15 @@ def test_best_two() -> None:
     device, second, share = best_two(np.array([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2]]))
     assert (device.tolist(), second.tolist(), share.tolist()) == ([1, 0], [2, 1], [0.5, 0.4])
     assert best_two(np.array([[1.0]]))[1].tolist() == [0]
+
+
+def test_ids_never_seen_go_where_those_met_in_one_sequence_go() -> None:
+    """A common token, always on device 0, and in each of 100 sequences one of its own, always on device 1."""
+    token_ids = np.stack([np.zeros(100, int), np.zeros(100, int), np.arange(1, 101)], axis=1).ravel()
+    chosen = np.where(token_ids == 0, 0, 3)
+    trace = trace_of(chosen[None, :, None], token_ids, experts=4, starts=[*range(0, 301, 3)])
+    tables = build_tables(trace, contiguous(1, 4, 2), vocab_size=200)
+    assert tables.token_device[0, [0, 150]].tolist() == [0, 1]
+    assert tables.token_second[0, 150] == 0
+    # A hundred of them, and 32 tokens' worth of what all tokens do.
+    assert tables.token_confidence[0, 150] == pytest.approx((100 + 32 / 3) / 132, abs=1e-3)
