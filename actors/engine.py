@@ -120,7 +120,7 @@ class Engine:
         if self._link is not None:
             self._link.close()
         self._link = make_link()
-        executor = RayExecutor(ready, self._link)
+        executor = RayExecutor(ready, self._link, ranks_per_group=self._config.parallel.tensor_parallel_size)
         if self._core is None:
             from smoe.engine.build import build_core
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from dataclasses import fields
 
 from smoe.actors.links import Link, ShardsLost
@@ -13,14 +14,15 @@ from smoe.core.step import Executor, StepPlan, StepResult
 
 
 class RayExecutor:
-    """Every rank gets the same plan; rank 0's answer counts, since sampling happens there.
+    """Every rank gets the same plan. Each data-parallel group is `ranks_per_group` of them; the first one samples, and
+    its answer counts for the spans of the group.
 
     Methods may be called from any thread: a lock keeps one message in flight, so `expert_stats` waits for the step.
     """
 
-    def __init__(self, ready: ShardReady, link: Link) -> None:
-        self._ready = ready
-        self._link = link
+    def __init__(self, ready: ShardReady, link: Link, *, ranks_per_group: int) -> None:
+        self._ready, self._link = ready, link
+        self._ranks_per_group = ranks_per_group
         self._lock = threading.Lock()
         self._before = self._own = ExpertStats()
 
@@ -37,8 +39,8 @@ class RayExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         with self._lock:
-            result: StepResult = self._link.call("execute", plan)[0]
-        return result
+            results: list[StepResult] = self._link.call("execute", plan)
+        return merged(plan, results[:: self._ranks_per_group])
 
     def expert_stats(self) -> ExpertStats:
         """Of rank 0. Once the shards are lost: what they said last."""
@@ -66,6 +68,14 @@ class RayExecutor:
         with self._lock:
             self._link.call("shutdown")
         self._link.close()
+
+
+def merged(plan: StepPlan, by_group: Sequence[StepResult]) -> StepResult:
+    """Each span's answer from the group that computed it."""
+    if len(by_group) == 1:
+        return by_group[0]
+    tokens = [by_group[span.group].tokens[i] for i, span in enumerate(plan.spans)]
+    return StepResult(tokens=tuple(tokens))
 
 
 def _plus(before: ExpertStats, own: ExpertStats) -> ExpertStats:

@@ -50,7 +50,8 @@ class SoloGroup:
 
     def __init__(self, ledger: Ledger | None = None, rank: int = 0) -> None:
         """`rank` of all ranks, where a larger world has groups of one."""
-        self.rank, self.ranks = 0, (rank,)
+        self.rank = 0
+        self.ranks: tuple[int, ...] = (rank,)
         self.ledger = Ledger(0, ["here"]) if ledger is None else ledger
 
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from smoe.collectives.group import Group, SoloGroup
 from smoe.collectives.ledger import Ledger
 from smoe.collectives.process_group import ProcessGroup
 from smoe.core.errors import CollectiveError
@@ -35,7 +36,10 @@ class WorldPlan:
 
 
 class World:
-    """`all` has every rank. One world a process: torch.distributed keeps it by the process."""
+    """`all` has every rank, `stretch` cuts them into smaller groups.
+
+    One world a process: torch.distributed keeps it by the process.
+    """
 
     def __init__(self, plan: WorldPlan, *, device: torch.device | str = "cpu") -> None:
         """Waits until all ranks have joined. Raises CollectiveError when one does not within the time limit."""
@@ -53,6 +57,24 @@ class World:
         self.ledger = Ledger(plan.rank, plan.hosts)
         assert dist.group.WORLD is not None
         self.all = ProcessGroup(dist.group.WORLD, self.ledger)
+
+    def stretch(self, size: int) -> Group:
+        """This rank's group when the ranks are cut, in their order, into groups of `size`, which divides their number.
+
+        Collective: all ranks of the world call it alike.
+        """
+        if size == self.plan.size:
+            return self.all
+        if size == 1:
+            return SoloGroup(self.ledger, self.plan.rank)
+        limit = datetime.timedelta(seconds=self.plan.timeout_s)
+        try:
+            # Each rank makes all groups, as torch.distributed asks for, and keeps its own.
+            cut = [range(first, first + size) for first in range(0, self.plan.size, size)]
+            groups = [dist.new_group(list(ranks), timeout=limit) for ranks in cut]
+        except (RuntimeError, ValueError) as error:
+            raise CollectiveError(f"groups of {size} ranks: {str(error).splitlines()[0]}") from error
+        return ProcessGroup(groups[self.plan.rank // size], self.ledger)
 
     def close(self) -> None:
         """Leaves; idempotent. The other ranks' exchanges fail from then on."""

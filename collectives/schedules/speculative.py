@@ -12,6 +12,7 @@ import torch
 
 from smoe.collectives.group import Group
 from smoe.collectives.rows import RowOrder, gather_rows, reduce_scatter
+from smoe.collectives.schedules.group_tables import within_group
 from smoe.collectives.schedules.protocol import StepRows
 from smoe.core.placement import Array, RoutingTables
 from smoe.kernels.routing.align import align
@@ -24,7 +25,8 @@ class Speculative:
     """`capacity_factor` over an even share of the rows is what a rank may take: 1 gives chunks that differ by no more
     than the alignment leaves, more follows the tables further.
 
-    With `chain`, each row's device travels with the row in `gather`: one more value a row.
+    The devices of the tables may be more than the ranks of the group, which are then some of them, by their global
+    ranks. With `chain`, each row's device travels with the row in `gather`: one more value a row.
     """
 
     def __init__(
@@ -39,6 +41,9 @@ class Speculative:
     ) -> None:
         """`layers` are the decoder layers of the tables' axis. Other layers share rows out evenly, in their order."""
         self._group, self._factor, self._chain = group, capacity_factor, chain
+        self._num_devices = tables.chain_device.shape[1] - 1
+        if self._num_devices > group.size:
+            tables = within_group(tables, group.ranks)
         self._tables = {layer: _layer_tables(tables, index, device) for index, layer in enumerate(layers)}
         self._even = self._order = RowOrder.even(0, group.size)
         self._token_ids_T = torch.empty(0, dtype=torch.int64)
@@ -48,7 +53,7 @@ class Speculative:
     def begin_step(self, step: StepRows) -> None:
         self._token_ids_T = step.token_ids_T
         self._even = RowOrder.even(len(step.token_ids_T), self._group.size)
-        nowhere_T = torch.full_like(step.token_ids_T, self._group.size, dtype=torch.int32)
+        nowhere_T = torch.full_like(step.token_ids_T, self._num_devices, dtype=torch.int32)
         self._history = (nowhere_T, nowhere_T)
 
     def reduce(self, layer: int, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
@@ -70,14 +75,15 @@ class Speculative:
 
     def note_devices(self, layer: int, device_RK: Tensor) -> None:
         if self._chain and layer in self._tables:
-            self._own_devices = majority_device(device_RK, self._group.size)
+            self._own_devices = majority_device(device_RK, self._num_devices)
 
     def _guess(self, tables: LayerTables) -> RowOrder:
         assert self._history is not None
         found = lookup(tables, self._token_ids_T, *self._history, chain=self._chain)
         size, rows = self._group.size, len(self._token_ids_T)
         capacity = int(np.ceil(self._factor * -(-rows // size) - 1e-9))
-        placed_T = align(found.device_T, found.second_T, found.confidence_T, size, min(capacity, rows))
+        second_T = found.second_T % size  # of an id that no table knows it may be any device
+        placed_T = align(found.device_T, second_T, found.confidence_T, size, min(capacity, rows))
         counts = torch.bincount(placed_T, minlength=size).tolist()
         return RowOrder(counts=tuple(counts), order_T=placed_T.argsort(stable=True))
 

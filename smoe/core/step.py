@@ -19,7 +19,7 @@ class SpanPlan:
     zero state. `sample` is set when the last row's logits choose a token: the parameters, and in
     `sample_index` how many tokens the request has generated so far (with the seed it fixes the random number).
     `prompt_len` is the length of the whole prompt, of which this may be a chunk: positions that stretch with the
-    length (longrope) go by it.
+    length (longrope) go by it. `group` is the data-parallel group that computes it, in whose memory its rows are.
     """
 
     request_id: str
@@ -32,6 +32,7 @@ class SpanPlan:
     seed: int = 0
     prompt_len: int = 0
     record: bool = False
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Executor(Protocol):
 
     @property
     def kv_rows(self) -> int:
-        """Rows of the KV arena that sequences may use."""
+        """Rows of the KV arena that sequences may use: of one group's, where there are several."""
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -6,6 +6,8 @@ import torch
 
 from smoe.core.config import EngineConfig
 from smoe.core.errors import ConfigError
+from smoe.core.parallel import ParallelConfig
+from smoe.core.placement_file import read_placement
 from smoe.core.step import Executor
 from smoe.engine.core import EngineCore
 from smoe.engine.local import LocalClient
@@ -20,6 +22,7 @@ from smoe.models.kv import KVCache
 from smoe.models.loading import model_folder, open_checkpoint
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.build import make_bank, resize
+from smoe.sched.routing import Affinity
 
 
 def build_runner(config: EngineConfig) -> Runner:
@@ -27,9 +30,9 @@ def build_runner(config: EngineConfig) -> Runner:
 
     Raises ConfigError, CheckpointError or CapacityError.
     """
-    if config.parallel.size > 1:
-        limit = "1 in one process: several devices need an actor each"
-        raise ConfigError("tensor_parallel_size", config.parallel.size, limit)
+    for name in ("tensor_parallel_size", "data_parallel_size"):
+        if (size := getattr(config.parallel, name)) > 1:
+            raise ConfigError(name, size, "1 in one process: several devices need an actor each")
     device = _device(config)
     checkpoint = open_checkpoint(config.model)
     plan = plan_memory(checkpoint, config)
@@ -67,6 +70,8 @@ def build_core(config: EngineConfig, executor: Executor) -> EngineCore:
         max_num_batched_tokens=config.max_num_batched_tokens,
         seed=config.seed,
         record_fraction=0.0 if config.record_routes is None else config.record_fraction,
+        num_groups=config.parallel.data_parallel_size,
+        affinity=_affinity(config.parallel),
     )
 
 
@@ -78,6 +83,19 @@ def build_local_client(config: EngineConfig) -> LocalClient:
     except BaseException:
         runner.shutdown()
         raise
+
+
+def _affinity(parallel: ParallelConfig) -> Affinity | None:
+    if parallel.data_parallel_routing == "even" or parallel.placement is None:
+        return None
+    from smoe.sched.affinity import GroupAffinity
+
+    tables = read_placement(parallel.placement).tables
+    if tables is None:
+        raise ConfigError("placement", parallel.placement, "with token tables, for data_parallel_routing tables")
+    return GroupAffinity(
+        tables, num_groups=parallel.data_parallel_size, devices_per_group=parallel.tensor_parallel_size
+    )
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -13,6 +13,7 @@ from smoe.engine.random import derive_seed
 from smoe.engine.rss import peak_rss_bytes
 from smoe.engine.tokenizer import Tokenizer
 from smoe.engine.validate import RequestValidator
+from smoe.sched.routing import Affinity
 from smoe.sched.scheduler import Scheduler
 from smoe.sched.sequence import Sequence as SchedSequence
 
@@ -32,7 +33,10 @@ class EngineCore:
         max_num_batched_tokens: int,
         seed: int = 0,
         record_fraction: float = 0.0,
+        num_groups: int = 1,
+        affinity: Affinity | None = None,
     ) -> None:
+        """`num_groups` data-parallel groups behind the executor share the requests; see Scheduler for the limits."""
         self.executor, self.tokenizer = executor, tokenizer
         self._info = executor.info()
         self._validator = RequestValidator(self._info, executor.kv_rows, has_tokenizer=tokenizer is not None)
@@ -41,6 +45,8 @@ class EngineCore:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             eos_token_ids=self._info.eos_token_ids,
+            num_groups=num_groups,
+            affinity=affinity,
         )
         self._answers: dict[str, Answer] = {}
         self._ended: list[Delta] = []
@@ -142,13 +148,13 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            waiting=len(self._scheduler.waiting),
+            waiting=sum(len(arena.waiting) for arena in self._scheduler.arenas),
             running=len(self._scheduler.running),
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             steps=self._steps,
-            kv_rows_used=self._scheduler.kv.used_rows,
-            kv_rows_total=self._scheduler.kv.num_rows,
+            kv_rows_used=sum(arena.kv.used_rows for arena in self._scheduler.arenas),
+            kv_rows_total=sum(arena.kv.num_rows for arena in self._scheduler.arenas),
             experts=self.executor.expert_stats(),
             peak_rss_bytes=peak_rss_bytes(),
         )

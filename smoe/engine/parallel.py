@@ -49,8 +49,9 @@ def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
         )
     placement = read_placement(parallel.placement)
     check_model(placement, checkpoint, parallel.placement)
-    if parallel.schedule == "speculative" and placement.tables is None:
-        raise ConfigError("placement", parallel.placement, "with token tables, for schedule speculative")
+    for name, value in (("schedule", "speculative"), ("data_parallel_routing", "tables")):
+        if getattr(parallel, name) == value and placement.tables is None:
+            raise ConfigError("placement", parallel.placement, f"with token tables, for {name} {value}")
     if placement.num_devices != parallel.size:
         limit = f"{parallel.size} devices; it was made for {placement.num_devices}"
         raise ConfigError("placement", parallel.placement, limit)
@@ -75,10 +76,12 @@ def build_rank_runner(config: EngineConfig, plan: WorldPlan) -> Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
-    """What one rank of `group` holds in memory: `params` of its share, its experts in `local`."""
+    """What one rank holds in memory: `params` of its share in the tensor-parallel group `tensor`, and in `local` its
+    experts of those that all ranks, `group`, share."""
 
     share: TensorShare
     group: Group
+    tensor: Group
     placement: Placement
     params: dict[str, torch.Tensor]
     local: RankBank
@@ -89,24 +92,33 @@ class RankPart:
         group = self.group
         places = expert_places(self.placement, group.rank)
         bank = DispatchedBank(self.local, Dispatcher(group, dedup=dedup), places, schedule)
-        spread = TensorParallel(group, schedule, self.share)
+        spread = TensorParallel(self.tensor, schedule, self.share)
         return Decoder(self.share.local_spec(), self.params, bank, dtype=self.dtype, spread=spread), bank
 
 
-def load_part(checkpoint: Checkpoint, group: Group, placement: Placement, dtype: torch.dtype) -> RankPart:
-    """Reads this rank's tensors and no others. Raises CheckpointError."""
-    share = TensorShare(checkpoint.spec, group.rank, group.size)
+def load_part(
+    checkpoint: Checkpoint, group: Group, placement: Placement, dtype: torch.dtype, tensor: Group | None = None
+) -> RankPart:
+    """Reads this rank's tensors and no others. `tensor` is its tensor-parallel group, by default all of `group`.
+
+    Raises CheckpointError.
+    """
+    tensor = tensor or group
+    share = TensorShare(checkpoint.spec, tensor.rank, tensor.size)
     held = held_experts(placement, group.rank)
     local = RankBank(checkpoint.spec, held, lambda layer, expert: checkpoint.read_expert(layer, expert, dtype=dtype))
     params = checkpoint.params(dtype=dtype, part=share.param)
-    return RankPart(share=share, group=group, placement=placement, params=params, local=local, dtype=dtype)
+    return RankPart(
+        share=share, group=group, tensor=tensor, placement=placement, params=params, local=local, dtype=dtype
+    )
 
 
 def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement: Placement) -> Runner:
     spec, dtype, group = checkpoint.spec, compute_dtype(checkpoint.spec, config), world.all
-    schedule = make_schedule(config.parallel, group, placement)
+    tensor = world.stretch(config.parallel.tensor_parallel_size)
+    schedule = make_schedule(config.parallel, tensor, placement)
     free = free_bytes() // world.plan.ranks_on_host
-    part = load_part(checkpoint, group, placement, dtype)
+    part = load_part(checkpoint, group, placement, dtype, tensor)
     decoder, bank = part.decoder(schedule, dedup=config.parallel.dedup)
     dense_bytes = sum(tensor.nbytes for tensor in part.params.values())
     left = int((1 - _SLACK) * free) - dense_bytes - part.local.nbytes
@@ -121,7 +133,8 @@ def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement:
         expert_bytes=checkpoint.expert_source(spec.moe_layers[0], 0).assembled_nbytes(dtype),
         dense_bytes=dense_bytes,
     )
-    return Runner(decoder, kv, bank, info, world=world)
+    mine = world.plan.rank // tensor.size
+    return Runner(decoder, kv, bank, info, world=world, group=mine, samples=tensor.rank == 0)
 
 
 def _common_rows(group: Group, left_bytes: int, row_bytes: int, wanted: int) -> int:
@@ -134,7 +147,7 @@ def _common_rows(group: Group, left_bytes: int, row_bytes: int, wanted: int) -> 
 
 
 def make_schedule(parallel: ParallelConfig, group: Group, placement: Placement) -> Schedule:
-    """Raises ConfigError for a placement that lacks what the schedule needs."""
+    """Of the tensor-parallel `group`. Raises ConfigError for a placement that lacks what the schedule needs."""
     if parallel.schedule == "allreduce":
         return AllReduce(group)
     if parallel.schedule == "scatter":

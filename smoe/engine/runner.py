@@ -44,10 +44,13 @@ class Runner:
         device: torch.device | str = "cpu",
         recorder: RouteRecorder | None = None,
         world: World | None = None,
+        group: int | None = None,
+        samples: bool = True,
         resize: Callable[[str], int] | None = None,
     ) -> None:
         """`resize` gives experts another size of memory, or raises ConfigError; None where none can be had. With a
-        `world` this is one of its ranks: all execute every plan, and rank 0 samples.
+        `world` this is one of its ranks: all execute every plan, each the spans of its data-parallel `group` (None: all
+        spans), and those that `samples` is set for say the tokens of their group.
         """
         self._decoder, self._kv, self._bank, self._info = decoder, kv, bank, info
         self._device, self._recorder = device, recorder
@@ -56,7 +59,7 @@ class Runner:
         self._fragile_layers = [] if isinstance(bank, ResidentBank) else delta
         self._closed = False
         self._world, self._resize = world, resize
-        self._samples = world is None or world.plan.rank == 0
+        self._group, self._samples = group, samples
 
     def info(self) -> ModelInfo:
         return self._info
@@ -69,6 +72,8 @@ class Runner:
     def execute(self, plan: StepPlan) -> StepResult:
         if self._recorder is not None:
             self._recorder.next_step(plan)
+        if self._group is not None:
+            return self._execute_own(plan, self._group)
         saved = self._save_states(plan.spans)
         try:
             return self._execute(plan)
@@ -123,7 +128,7 @@ class Runner:
                 logit_rows.append(row)
         sink = None if recorder is None else recorder.begin(plan)
         # A step of prompt chunks alone wants no logits; one row keeps every shape non-empty.
-        wanted = logit_rows or [row]
+        wanted = logit_rows or ([row] if spans else [])
         prompt_lens = [span.prompt_len for span in spans]
         batch = Batch.build(
             batch_spans, logit_rows=wanted, prompt_lens=prompt_lens, device=self._device, route_sink=sink
@@ -138,6 +143,15 @@ class Runner:
         sampled = iter(sample(logits_MV, draws))
         tokens = tuple([None if span.sample is None else next(sampled) for span in spans])
         return StepResult(tokens=tokens, substituted=substituted)
+
+    def _execute_own(self, plan: StepPlan, group: int) -> StepResult:
+        """Without a span of its own too: the experts here are the others' as well."""
+        own = [i for i, span in enumerate(plan.spans) if span.group == group]
+        result = self._execute(StepPlan(spans=tuple([plan.spans[i] for i in own])))
+        tokens: list[SampledToken | None] = [None] * len(plan.spans)
+        for i, token in zip(own, result.tokens, strict=True):
+            tokens[i] = token
+        return StepResult(tokens=tuple(tokens))
 
     def _execute_alone(self, span: SpanPlan) -> StepResult:
         try:

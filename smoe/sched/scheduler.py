@@ -1,12 +1,13 @@
 """Which tokens of which sequences run in the next step: continuous batching with chunked prefill."""
 
-from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from smoe.core.request import FinishReason
 from smoe.core.step import SampledToken, SpanPlan, StepPlan, StepResult
-from smoe.sched.kv_ranges import KVRanges
+from smoe.sched.arena import Arena
+from smoe.sched.routing import Affinity, Rotation
 from smoe.sched.sequence import Sequence
 
 
@@ -21,7 +22,8 @@ class Progress:
 
 
 class Scheduler:
-    """First come, first served. A sequence reserves all rows it can ever need, so nothing is preempted or copied.
+    """First come, first served in each group. A sequence reserves all rows it can ever need in the memory of its group,
+    so nothing is preempted or copied; its group is chosen when it is added and stays, also through `restart`.
 
     Decodes go first, so a long prompt never delays them; prompts share what is left of `max_num_batched_tokens`.
     Only what the budget has a token for is admitted, so every running sequence advances in every step. Not
@@ -29,25 +31,44 @@ class Scheduler:
     """
 
     def __init__(
-        self, *, kv_rows: int, max_num_seqs: int, max_num_batched_tokens: int, eos_token_ids: Iterable[int] = ()
+        self,
+        *,
+        kv_rows: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        eos_token_ids: Iterable[int] = (),
+        num_groups: int = 1,
+        affinity: Affinity | None = None,
     ) -> None:
-        self.kv = KVRanges(kv_rows)
-        self.waiting: deque[Sequence] = deque()
+        """`kv_rows` are those of each group; the other limits hold for all groups together.
+
+        Requests are dealt to groups by `affinity`, or to the group with the least to do.
+        """
+        self.arenas = [Arena(kv_rows, max_num_seqs) for _ in range(num_groups)]
         self.running: list[Sequence] = []
-        self._token_budget = max_num_batched_tokens
-        self._num_states = max_num_seqs
-        self._free_states = list(range(self._num_states - 1, -1, -1))
+        self._token_budget, self._max_num_seqs = max_num_batched_tokens, max_num_seqs
         self._eos = frozenset(eos_token_ids)
         self._planned: list[Sequence] = []
+        self._affinity, self._rotation = affinity, Rotation(num_groups)
+        self._num_added = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running) or any(arena.waiting for arena in self.arenas)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """In the order in which they came."""
+        return sorted((s for arena in self.arenas for s in arena.waiting), key=lambda s: s.arrival)
 
     def add(self, sequence: Sequence) -> None:
-        """Queues it last. It must fit the arena: one that cannot would block all behind it."""
-        assert sequence.num_rows <= self.kv.num_rows, f"{sequence.request_id}: {sequence.num_rows} rows never fit"
-        self.waiting.append(sequence)
+        """Queues it last. It must fit an arena: one that cannot would block all behind it."""
+        rows = self.arenas[0].kv.num_rows
+        assert sequence.num_rows <= rows, f"{sequence.request_id}: {sequence.num_rows} rows never fit"
+        sequence.group = 0 if len(self.arenas) == 1 else self._rotation.choose(self._scores(sequence))
+        sequence.arrival = self._num_added
+        self._num_added += 1
+        self.arenas[sequence.group].waiting.append(sequence)
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing is in flight."""
@@ -64,11 +85,10 @@ class Scheduler:
             extra = min(sequence.num_pending - 1, budget)
             budget -= extra
             chunks.append((sequence, 1 + extra))
-        while self.waiting and budget > 0 and self._try_admit(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            count = min(sequence.num_pending, budget)
+        while budget > 0 and (admitted := self._try_admit()) is not None:
+            count = min(admitted.num_pending, budget)
             budget -= count
-            chunks.append((sequence, count))
+            chunks.append((admitted, count))
         if not chunks:
             return None
         self._planned = [sequence for sequence, _ in chunks]
@@ -98,7 +118,7 @@ class Scheduler:
             return
         sequence.finished = True
         if sequence.kv_start < 0:
-            self.waiting.remove(sequence)
+            self.arenas[sequence.group].waiting.remove(sequence)
         elif not sequence.in_flight:
             self._release(sequence)
 
@@ -109,36 +129,35 @@ class Scheduler:
             sequence.in_flight = False
             self._release(sequence)
             if not sequence.finished:
-                self.waiting.appendleft(sequence)
+                self.arenas[sequence.group].waiting.appendleft(sequence)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless rows and state slots are each owned once and by running sequences only."""
-        self.kv.check_integrity()
-        rows = sum(sequence.num_rows for sequence in self.running)
-        if rows != self.kv.used_rows:
-            raise RuntimeError(f"KV rows: {self.kv.used_rows} reserved, running sequences own {rows}")
-        states = sorted([*self._free_states, *(sequence.state_slot for sequence in self.running)])
-        if states != list(range(self._num_states)):
-            raise RuntimeError(f"state slots: free and running together are {states}, not 0..{self._num_states - 1}")
+        for group, arena in enumerate(self.arenas):
+            arena.check_integrity([sequence for sequence in self.running if sequence.group == group])
         for sequence in self.running:
             if not 0 <= sequence.past <= sequence.num_rows:
                 raise RuntimeError(f"{sequence.request_id}: {sequence.past} rows filled of {sequence.num_rows}")
 
-    def _try_admit(self, sequence: Sequence) -> bool:
-        if not self._free_states:
-            return False
-        start = self.kv.try_reserve(sequence.request_id, sequence.num_rows)
-        if start is None:
-            return False
-        sequence.kv_start, sequence.state_slot, sequence.past = start, self._free_states.pop(), 0
-        self.running.append(sequence)
-        return True
+    def _scores(self, sequence: Sequence) -> SequenceOf[float]:
+        if self._affinity is None:
+            return [-arena.load_rows for arena in self.arenas]
+        return self._affinity(sequence.token_ids)
+
+    def _try_admit(self) -> Sequence | None:
+        """The first to have come of those that are next in their group and have room there. It runs from now on."""
+        if len(self.running) >= self._max_num_seqs:
+            return None
+        heads = sorted((arena.waiting[0] for arena in self.arenas if arena.waiting), key=lambda s: s.arrival)
+        for sequence in heads:
+            if self.arenas[sequence.group].try_admit(sequence):
+                self.running.append(sequence)
+                return sequence
+        return None
 
     def _release(self, sequence: Sequence) -> None:
-        self.kv.free(sequence.request_id)
-        self._free_states.append(sequence.state_slot)
+        self.arenas[sequence.group].release(sequence)
         self.running.remove(sequence)
-        sequence.kv_start = sequence.state_slot = -1
 
     def _take(self, sequence: Sequence, token: SampledToken) -> tuple[FinishReason | None, int | None]:
         if token.token_id is None:
@@ -165,4 +184,5 @@ def _span(sequence: Sequence, count: int) -> SpanPlan:
         seed=sequence.seed,
         prompt_len=sequence.num_prompt,
         record=sequence.record,
+        group=sequence.group,
     )

@@ -10,7 +10,8 @@ class Sequence:
     """`token_ids` grows from the prompt; rows [0, past) of them are in the KV arena.
 
     `max_tokens` has been clipped so that `num_prompt + max_tokens` rows fit the context and the arena. `kv_start`
-    and `state_slot` are -1 while it waits.
+    and `state_slot` are -1 while it waits. `arrival` numbers the sequences of a scheduler in the order they came;
+    `group` is the data-parallel group that has it from then on.
     """
 
     request_id: str
@@ -25,6 +26,8 @@ class Sequence:
     state_slot: int = -1
     in_flight: bool = False
     finished: bool = False
+    arrival: int = -1
+    group: int = 0
 
     @property
     def num_rows(self) -> int:

@@ -134,9 +134,9 @@ def test_rows_of_a_sequence_that_ends_during_a_step_stay_reserved_until_the_step
     plan = scheduler.schedule()
     assert plan is not None
     scheduler.finish(a)
-    assert scheduler.kv.used_rows == 14
+    assert scheduler.arenas[0].kv.used_rows == 14
     assert scheduler.update(plan, answer(plan)) == []
-    assert scheduler.kv.used_rows == 0
+    assert scheduler.arenas[0].kv.used_rows == 0
     assert not scheduler.has_work
 
 
@@ -226,4 +226,4 @@ def test_conservation(
         finished = [name for name, s in live.items() if s.finished]
         scheduler.check_integrity()
     assert not scheduler.has_work
-    assert scheduler.kv.used_rows == 0
+    assert scheduler.arenas[0].kv.used_rows == 0
