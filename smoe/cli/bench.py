@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smoe.cli import bench_quality, bench_regroup, options
+from smoe.cli import bench_comm, bench_quality, bench_regroup, options
 from smoe.cli.progress import Progress
 
 NAME = "bench"
@@ -75,6 +75,7 @@ def offload_command(
     print(result.write(out))
 
 
+app.command("comm", epilog=bench_comm.EXAMPLE)(bench_comm.command)
 app.command("quality", epilog=bench_quality.EXAMPLE)(bench_quality.command)
 app.command("regroup", epilog=bench_regroup.EXAMPLE)(bench_regroup.command)
 
