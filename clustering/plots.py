@@ -87,6 +87,7 @@ def plot_convergence(path: Path, histories: Mapping[str, Sequence[History]], tit
             axis.plot(range(1, rounds + 1), held.mean(axis=0), color="C3", linewidth=2.0, label="mean of layers")
             axis.legend(fontsize=8)
         axis.set_title(setting, fontsize=9)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel("round")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("local share of the best so far (fit)")

@@ -17,7 +17,7 @@ from smoe.core.route_edit import select_sequences, split
 from smoe.core.route_trace import RouteTrace
 
 NAME = "gpt-oss-20b"
-LOADS = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
+LOADS = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75)
 QUICK_LOADS = (1.1, 1.35)
 SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
 KINDS = ("gpqa", "mmlu", "safety")
@@ -57,7 +57,7 @@ def entries(*, quick: bool) -> list[tuple[str, Balance]]:
     loads = [Balance(theta=THETA, max_load=load) for load in (QUICK_LOADS if quick else LOADS)]
     chosen = [(OURS, balance) for balance in (FREE, *loads)]
     if not quick:
-        chosen += [(OURS, Balance(theta=theta)) for theta in (0.1, 0.3)]
+        chosen.append((OURS, Balance(theta=0.1)))
     chosen += [(ALONE, balance) for balance in (FREE, HELD)]
     for name in BASELINES:
         chosen += [(name, balance) for balance in (FREE, *loads) if balance.max_load in _BALANCES.get(name, (None,))]
