@@ -9,7 +9,7 @@ import numpy as np
 from smoe.clustering.problem import Array, LayerProblem
 
 # Prices need not be exact: what they leave uneven is levelled row by row.
-SWEEPS = 6
+SWEEPS = 3
 SETTLED = 0.01
 WORTH = 0.01
 # Rows seen at most this often speak for tokens never seen.
