@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help venv demo test test-slow lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality bench-regroup gpu-check clean
+.PHONY: help venv demo test test-slow test-net lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality bench-regroup bench-comm gpu-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -47,6 +47,9 @@ unit: $(VENV)/.dev-stamp
 test-slow: $(VENV)/.dev-stamp  ## the slower tier of tests (wheel in a fresh environment, large sweeps)
 	$(BIN)/python -m pytest -m slow
 
+test-net: $(VENV)/.dev-stamp  ## tests on hosts as network namespaces (needs root)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m net tests/net -rs
+
 wheel: $(VENV)/.dev-stamp  ## build the wheel into dist/
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist .
 
@@ -64,6 +67,9 @@ bench-cache: $(VENV)/.dev-stamp  ## cache and prefetch policies by simulation; Q
 
 bench-regroup: $(VENV)/.dev-stamp  ## experts grouped by device: locality on held-out text, every solver; QUICK=1 for two minutes
 	$(BIN)/smoe bench regroup $(if $(QUICK),--quick)
+
+bench-comm: $(VENV)/.dev-stamp  ## schedules and placements behind shaped links (needs root); QUICK=1 for two minutes
+	$(BIN)/smoe bench comm $(if $(QUICK),--quick)
 
 bench-offload: $(VENV)/.dev-stamp  ## decode from disk against its bound and against peers; QUICK=1 for minutes
 	$(BIN)/smoe bench offload $(if $(QUICK),--quick)
