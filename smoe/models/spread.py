@@ -99,7 +99,9 @@ class TensorParallel:
     def attend(
         self, layer: int, attention: AttentionBlock, x_TD: Tensor, context: StepContext, cache: LayerCache
     ) -> Tensor:
-        return self._schedule.reduce(layer, attention(x_TD, context, cache, add=False), x_TD)
+        # A group of ranks without rows in this step runs for the experts that it holds for others.
+        partial_TD = attention(x_TD, context, cache, add=False) if len(x_TD) else x_TD
+        return self._schedule.reduce(layer, partial_TD, x_TD)
 
     def gather(self, layer: int, rows_RD: Tensor) -> Tensor:
         return self._schedule.gather(layer, rows_RD)

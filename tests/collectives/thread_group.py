@@ -51,6 +51,10 @@ class ThreadGroup:
         self._count(purpose, [0 if place == self.rank else share for place in range(self.size)])
         return torch.stack(list(parts)).sum(0)
 
+    def abort(self) -> None:
+        """The others' exchanges fail from now on."""
+        self._world.barrier.abort()
+
     def _post(self, value: Any) -> list[Any]:
         world = self._world
         world.posted[self.rank] = value
@@ -61,6 +65,21 @@ class ThreadGroup:
 
     def _count(self, purpose: str, sent: Sequence[int]) -> None:
         self.ledger.count(purpose, dict(zip(self.ranks, sent, strict=True)))
+
+
+def run_groups(groups: int, size: int, body: Callable[[ThreadGroup, ThreadGroup], Answer]) -> list[Answer]:
+    """body(all, own) on every rank at once, where `own` are the `size` ranks of its group; the answers by rank."""
+    cut = [World(range(first, first + size)) for first in range(0, groups * size, size)]
+
+    def rank_body(everyone: ThreadGroup) -> Answer:
+        own = ThreadGroup(cut[everyone.rank // size], everyone.rank % size, everyone.ledger)
+        try:
+            return body(everyone, own)
+        except BaseException:
+            own.abort()
+            raise
+
+    return run_ranks(groups * size, rank_body)
 
 
 def run_ranks(size: int, body: Callable[[ThreadGroup], Answer], *, hosts: Sequence[str] | None = None) -> list[Answer]:
@@ -80,5 +99,5 @@ def _guarded(body: Callable[[ThreadGroup], Answer], group: ThreadGroup) -> Answe
     try:
         return body(group)
     except BaseException:
-        group._world.barrier.abort()
+        group.abort()
         raise

@@ -84,15 +84,17 @@ def rank_decoder(
     expert2place: dict[int, torch.Tensor],
     *,
     dedup: bool = True,
+    tensor: Group | None = None,
 ) -> Decoder:
-    """One rank's part of the model."""
-    share = TensorShare(checkpoint.spec, group.rank, group.size)
-    schedule = make_schedule(group)
+    """One rank's part of the model: of its experts by `group`, of the rest by `tensor`, by default the same."""
+    tensor = tensor or group
+    share = TensorShare(checkpoint.spec, tensor.rank, tensor.size)
+    schedule = make_schedule(tensor)
     held = {layer: (place == group.rank).nonzero().flatten().tolist() for layer, place in expert2place.items()}
     local = RankBank(checkpoint.spec, held, lambda layer, e: checkpoint.read_expert(layer, e, dtype=dtype))
     bank = DispatchedBank(local, Dispatcher(group, dedup=dedup), expert2place, schedule)
     params = checkpoint.params(dtype=dtype, part=share.param)
-    spread = TensorParallel(group, schedule, share)
+    spread = TensorParallel(tensor, schedule, share)
     return Decoder(share.local_spec(), params, bank, dtype=dtype, spread=spread)
 
 
