@@ -202,7 +202,8 @@ class Group:
         self._watched[self.engine.until_lost.remote()] = "engine"
         asks = {f"shard {rank}": shard.pid.remote for rank, shard in enumerate(self._shards)}
         limit_s = self._config.parallel.timeout_s
-        self._health = HealthPolls({"engine": self.engine.pid.remote, **asks}, _is_ready, HEALTH_POLL_S, limit_s)
+        every_s = min(HEALTH_POLL_S, limit_s / 4)
+        self._health = HealthPolls({"engine": self.engine.pid.remote, **asks}, _is_ready, every_s, limit_s)
         return None
 
     def _make_link(self) -> Callable[[], Link] | Failed:

@@ -1,6 +1,8 @@
 """Stand-ins for a runner: no tensors, but a cache that must have been filled for the answers to be right."""
 
+import threading
 import zlib
+from pathlib import Path
 
 from smoe.collectives.world import WorldPlan
 from smoe.core.config import EngineConfig
@@ -77,6 +79,29 @@ def build(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
 
 def build_fragile(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
     return FakeExecutor(die_after=20)
+
+
+class HangingExecutor(FakeExecutor):
+    """Hangs in step `at`, and neither answers nor dies, until `release` is set."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at, self.release = at, threading.Event()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        if self._steps == self.at:
+            self.release.wait()
+        return result
+
+
+def build_hanging_once(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
+    """The first one built hangs; `config.model` is a folder in which it leaves a mark."""
+    mark = Path(config.model) / "built"
+    if mark.exists():
+        return FakeExecutor()
+    mark.touch()
+    return HangingExecutor(at=20)
 
 
 def build_broken(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:

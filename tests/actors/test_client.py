@@ -1,11 +1,14 @@
 """RayClient on a local Ray: the same answers as in one process, whatever happens to the shards."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -14,6 +17,7 @@ from smoe.actors.controller import RestartLimits
 from smoe.actors.group import GroupPlan
 from smoe.core.config import EngineConfig
 from smoe.core.errors import CheckpointError, RequestError, StartupError
+from smoe.core.parallel import ParallelConfig
 from smoe.core.request import Delta, Request, Usage
 from smoe.core.sampling import SamplingParams
 from smoe.llm import LLM
@@ -157,7 +161,16 @@ def test_a_dead_engine_ends_the_requests() -> None:
         ({"build": fakes.build_broken}, CheckpointError, r"^model.safetensors: tensor `x` is missing$"),
         ({"build": fakes.build_buggy}, StartupError, r"^KeyError: 'layers.0'$"),
         ({"build": fakes.build_killed}, StartupError, r"^shard 0 died while loading \("),
-        ({"num_shards": 99, "placement_timeout_s": 0.5}, StartupError, r"^placement: no room for 99 x \{'CPU': 1.0\}"),
+        (
+            {"num_shards": 99, "placement_timeout_s": 0.5},
+            StartupError,
+            r"^placement: 99 x \(CPU 1\) by PACK \(room for",
+        ),
+        (
+            {"resources": {"unobtainium": 0.5}, "placement_timeout_s": 0.5},
+            StartupError,
+            r"^placement: 1 x \(CPU 1, unobtainium 0.5\) by PACK \(room for 0 on 1 node after 0.5 s\)$",
+        ),
     ],
 )
 def test_a_start_that_fails_says_its_first_cause_and_leaves_nothing(
@@ -168,6 +181,43 @@ def test_a_start_that_fails_says_its_first_cause_and_leaves_nothing(
         pass
     assert "\n" not in str(caught.value)
     assert _places_held() == before, "the room is given back"
+
+
+def test_a_start_without_room_shows_what_each_node_has() -> None:
+    with pytest.raises(StartupError) as caught, client_of(num_shards=99, strategy="SPREAD", placement_timeout_s=0.5):
+        pass
+    head, demanded, node = caught.value.details.splitlines()
+    assert head.split() == ["node", "CPU", "free/all", "shards", "that", "fit"]
+    assert demanded.split() == ["demanded", "99", "x", "1", "99"]
+    assert re.fullmatch(r"[\d.]+ +\d+/8 +\d+", node)
+
+
+def test_a_step_that_hangs_costs_no_token(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = EngineConfig(model=str(tmp_path), parallel=ParallelConfig(step_timeout_s=3.0))
+    with closing_client(RayClient(config, GroupPlan(build=fakes.build_hanging_once))) as client:
+        check_requests_at_once(client)
+        assert client.state().generation >= 2
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_process_that_is_stopped_but_not_dead_is_replaced(busy: bool) -> None:
+    config = EngineConfig(parallel=ParallelConfig(timeout_s=4.0))
+    with closing_client(RayClient(config, GroupPlan(build=fakes.build, num_shards=2))) as client:
+        if busy:
+            client.submit([request("r", [5], 400)])
+            client.poll()
+        os.kill(client.shard_pids()[1], signal.SIGSTOP)
+        if not busy:
+            while client.state().generation == 1:
+                assert client.poll(0.1) == []
+            client.submit([request("r", [5], 400)])
+        got = collect(client)["r"]
+        assert got[-1].finish_reason == "length"
+        assert client.state().generation >= 2
+        stopped = [p for p in psutil.Process().children(recursive=True) if p.status() == psutil.STATUS_STOPPED]
+        psutil.wait_procs(stopped, timeout=30)
+        assert not [p for p in stopped if p.is_running()]
 
 
 def _places_held() -> int:
@@ -185,9 +235,9 @@ def test_after_shutdown_calls_raise() -> None:
 
 
 @contextmanager
-def closing_client(client: RayClient) -> Iterator[None]:
+def closing_client(client: RayClient) -> Iterator[RayClient]:
     try:
-        yield
+        yield client
     finally:
         client.shutdown()
 
