@@ -8,9 +8,9 @@ from smoe.offload.cache import View
 
 
 class Link:
-    """Transfers of one size. Started ones run to their end; of those that wait, the earliest deadline starts first, of
-    equal ones the first begun; 0 is before all others: a pass waits. At equal times an arrival comes before a start, so
-    a free link takes what is begun last.
+    """Transfers of one size, `transfer_s` each. Started ones run to their end; of those that wait, the earliest
+    deadline starts first, of equal ones the first begun; 0 is before all others: a pass waits. At equal times an
+    arrival comes before a start, so a free link takes what is begun last.
     """
 
     def __init__(self, transfer_s: float) -> None:
@@ -58,8 +58,14 @@ class Link:
         if not self._queue:
             self._running = None
             return
-        self._running, self._ends = heapq.heappop(self._queue)[2], at + self.transfer_s
-        self.busy_s += self.transfer_s
+        self._running = heapq.heappop(self._queue)[2]
+        took = self._carry_s(self._running)
+        self._ends = at + took
+        self.busy_s += took
+
+    def _carry_s(self, view: View) -> float:
+        """What this transfer takes, which starts now."""
+        return self.transfer_s
 
     def _take_out(self, view: View) -> bool:
         """Of the background; there are never many."""

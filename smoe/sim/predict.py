@@ -1,4 +1,4 @@
-"""Tokens/s of a model that does not fit, from a trace and two bandwidths, before anything loads."""
+"""Tokens/s of a model that does not fit, from a trace and a few bandwidths, before anything loads."""
 
 from dataclasses import dataclass, replace
 
@@ -11,13 +11,19 @@ from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.sim.compute import ComputeModel
 from smoe.sim.simulate import simulate
+from smoe.sim.stacked import HostPart
 
 STAND_IN = "gpt-oss-20b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Warm decoding, one token a step. Rates are per token; `compute_s` is a token's with every expert resident."""
+    """Warm decoding, one token a step. Rates are per token; `compute_s` is a token's with every expert resident.
+
+    Of `moved_bytes`, which come over the last link, `disk_bytes` were read from the disk before, at
+    `disk_bytes_per_s` from there into a slot; None where all come from one place. `in_place` experts a token are
+    computed where they are.
+    """
 
     trace: str
     same_geometry: bool
@@ -27,10 +33,16 @@ class Prediction:
     moved_bytes: float
     compute_s: float
     link_bytes_per_s: float
+    in_place: float = 0.0
+    disk_bytes: float | None = None
+    disk_bytes_per_s: float | None = None
 
     @property
     def bound_s(self) -> float:
-        return max(self.compute_s, self.moved_bytes / self.link_bytes_per_s)
+        if self.disk_bytes is None or self.disk_bytes_per_s is None:
+            return max(self.compute_s, self.moved_bytes / self.link_bytes_per_s)
+        copied_s = (self.moved_bytes - self.disk_bytes) / self.link_bytes_per_s
+        return max(self.compute_s, copied_s + self.disk_bytes / self.disk_bytes_per_s)
 
 
 def choose_trace(num_layers: int, num_experts: int, top_k: int) -> tuple[str, bool]:
@@ -52,17 +64,20 @@ def predict(
     link: LinkModel,
     dense_s: float,
     row_s: float,
+    in_place_row_s: float | None = None,
+    host: HostPart | None = None,
     name: str = "",
     same_geometry: bool = True,
 ) -> Prediction:
     """`fraction` of the experts is resident; the first half of the trace's sequences only warms the cache.
 
-    Of the model: `accesses` experts a token over all layers, of `expert_bytes`, each `row_s` to compute, and `dense_s`
-    a token for all else. A trace of fewer or more accesses is stretched to them. Raises ConfigError.
+    Of the model: `accesses` experts a token over all layers, of `expert_bytes`, each `row_s` to compute from a slot and
+    `in_place_row_s` (by default as long) where it is, and `dense_s` a token for all else. With a `host` part `link` is
+    from there. A trace of fewer or more accesses is stretched to them. Raises ConfigError.
     """
     layers = len(trace.layers)
     spec, scale = usable(policy, trace), accesses / (layers * trace.top_k)
-    compute = ComputeModel(dense_s / scale / layers, row_s)
+    compute = ComputeModel(dense_s / scale / layers, row_s, in_place_row_s)
     warm_up = select_sequences(trace, range(max(1, trace.num_sequences // 2)))
     whole, warmed = (
         simulate(
@@ -74,6 +89,7 @@ def predict(
             expert_bytes=expert_bytes,
             mode="decode",
             pause_share=PAUSE_SHARE,
+            host=host,
         )
         for part in (trace, warm_up)
     )
@@ -88,7 +104,10 @@ def predict(
         hit_rate=counts.hits / max(1, counts.hits + counts.late + counts.misses),
         moved_bytes=scale * counts.bytes_moved / tokens,
         compute_s=dense_s + accesses * row_s,
-        link_bytes_per_s=link.bytes_per_s,
+        link_bytes_per_s=expert_bytes / link.transfer_s(expert_bytes),
+        in_place=scale * counts.computed_in_place / tokens,
+        disk_bytes=None if host is None else scale * counts.disk_bytes / tokens,
+        disk_bytes_per_s=None if host is None else expert_bytes / host.miss.transfer_s(expert_bytes),
     )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from smoe.core.link_model import LinkModel
 from smoe.core.route_trace import RouteTrace
 from smoe.core.stats import ExpertStats
 from smoe.offload.cache import Residency
@@ -16,6 +15,7 @@ from smoe.sim.link import Link
 from smoe.sim.passes import Forward, blocks
 from smoe.sim.replay import Replay
 from smoe.sim.result import SimResult
+from smoe.sim.stacked import StackedLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +85,16 @@ class SteppedRun:
         trace: RouteTrace,
         residency: Residency,
         planner: Planner,
-        link: LinkModel | None,
-        compute: ComputeModel | None,
+        link: Link,
+        compute: ComputeModel,
+        *,
+        timed: bool,
     ) -> None:
+        """Times are in the result where it is `timed`."""
         self.setting = setting
-        self._trace, self._residency, self._planner, self._timed = trace, residency, planner, link is not None
-        compute = compute or ComputeModel()
-        transfer_s = 0.0 if link is None else link.transfer_s(setting.expert_bytes)
-        self._link = Link(transfer_s)
-        self._replay = Replay(trace, planner, self._link, compute)
+        self._trace, self._residency, self._planner, self._timed = trace, residency, planner, timed
+        self._link = link
+        self._replay = Replay(trace, planner, link, compute)
 
     def play(self) -> Iterator[int]:
         """Tokens that each forward took."""
@@ -116,6 +117,7 @@ class SteppedRun:
             peak=residency.peak_used,
             seconds=replay.now if self._timed else None,
             busy_s=link.busy_s,
+            from_disk=link.from_disk if isinstance(link, StackedLink) else None,
         )
 
 
@@ -157,8 +159,13 @@ def _result(
     peak: int,
     seconds: float | None = None,
     busy_s: float = 0.0,
+    from_disk: int | None = None,
 ) -> SimResult:
+    """`from_disk` of the transfers came over two links, the others over the last one alone; None: there is one."""
     size = setting.expert_bytes
+    if from_disk is not None:
+        stats = replace(stats, disk_transfers=from_disk, disk_bytes=from_disk * size)
+        stats = replace(stats, host_transfers=transfers, host_bytes=transfers * size)
     return SimResult(
         policy=setting.policy,
         capacity=setting.capacity,
@@ -175,5 +182,5 @@ def _result(
         ),
         transfers=transfers,
         seconds=seconds,
-        link_busy_share=None if seconds is None else busy_s / seconds,
+        link_busy_share=None if seconds is None else busy_s / (seconds or 1.0),  # it was idle if no time passed
     )

@@ -1,6 +1,6 @@
 """One trace, one combination of policies, one capacity: what the engine would have counted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from smoe.core.errors import ConfigError
@@ -18,8 +18,10 @@ from smoe.sim import passes
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import MODES, Mode
 from smoe.sim.instant import InstantCache, works_for
+from smoe.sim.link import Link
 from smoe.sim.result import SimResult
 from smoe.sim.runs import InstantRun, Setting, SteppedRun, play
+from smoe.sim.stacked import HostPart, StackedCosts, StackedLink
 
 Pool = Literal["layer", "shared"]
 POOLS: tuple[Pool, ...] = ("layer", "shared")
@@ -39,6 +41,7 @@ def simulate(
     max_background: int | None = None,
     pause_share: float | None = None,
     costs: Costs | None = None,
+    host: HostPart | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> SimResult:
@@ -48,7 +51,9 @@ def simulate(
     slots are dealt to the layers evenly or shared above one a layer. `expert_bytes` is the size of one expert: needed
     for a capacity in bytes, and for a link. Without a link transfers take no time and there are no times in the result.
     `max_background` and `pause_share` are the Planner's; by default prefetching never pauses itself here. `costs` are
-    what miss=auto compares, by default those of `link` and `compute`. Every expert can be computed in place.
+    what miss=auto compares, by default those of `link` and `compute`. Every expert can be computed in place, unless
+    there is a `host` part: then `link` is from host memory, which keeps no more than that, and the result's bytes from
+    the disk are those of what it lacked.
     `on_progress` gets the tokens done so far. Raises ConfigError.
     """
     run = start(
@@ -64,6 +69,7 @@ def simulate(
         max_background=max_background,
         pause_share=pause_share,
         costs=costs,
+        host=host,
         seed=seed,
     )
     play(trace, [run], on_progress)
@@ -84,6 +90,7 @@ def start(
     max_background: int | None = None,
     pause_share: float | None = None,
     costs: Costs | None = None,
+    host: HostPart | None = None,
     seed: int = 0,
     future: Future | None = None,
 ) -> InstantRun | SteppedRun:
@@ -99,6 +106,7 @@ def start(
         pool=pool,
         mode=mode,
         batch=batch,
+        host=host,
         seed=seed,
         future=future,
         need_future=True,
@@ -120,16 +128,30 @@ def start(
     residency = Residency(num_slots, layers, policies.eviction, floor=floor)
     compute = compute or ComputeModel()
     fetch_s = 0.0 if link is None else link.transfer_s(setting.expert_bytes)
+    carrier, hold = Link(fetch_s), _hold_all
+    usual: Costs = FixedCosts(fetch_s, compute.in_place_row_s)
+    if host is not None:
+        stacked = StackedLink(
+            Geometry(layers=layers, num_experts=trace.num_experts, top_k=trace.top_k),
+            host.fraction,
+            hit_s=fetch_s,
+            miss_s=host.miss.transfer_s(setting.expert_bytes),
+        )
+        carrier, hold, usual = stacked, stacked.hold, StackedCosts(stacked, compute.in_place_row_s)
     planner = Planner(
         residency,
         policies,
         layers,
         max_background=max_background,
         pause_share=pause_share,
-        hold=lambda layer, experts: frozenset(experts),
-        costs=costs or FixedCosts(fetch_s, compute.in_place_row_s),
+        hold=hold,
+        costs=costs or usual,
     )
-    return SteppedRun(setting, trace, residency, planner, link, compute)
+    return SteppedRun(setting, trace, residency, planner, carrier, compute, timed=link is not None)
+
+
+def _hold_all(layer: int, experts: Sequence[int]) -> frozenset[int]:
+    return frozenset(experts)
 
 
 class Checked(NamedTuple):
@@ -150,6 +172,7 @@ def check(
     pool: Pool = "layer",
     mode: Mode = "recorded",
     batch: int = 1,
+    host: HostPart | None = None,
     seed: int = 0,
     future: Future | None = None,
     need_future: bool = False,
@@ -167,8 +190,9 @@ def check(
         raise ConfigError("batch", batch, "integer >= 1")
     if link is not None and expert_bytes is None:
         raise ConfigError("expert_bytes", None, "the size of one expert, for a link")
-    if compute is not None and link is None:
-        raise ConfigError("compute", str(compute), "has no effect without a link")
+    for name, given in (("compute", compute), ("host", host)):
+        if given is not None and link is None:
+            raise ConfigError(name, str(given), "has no effect without a link")
     if not trace.num_tokens:
         raise ConfigError("trace", "0 tokens", "at least one token")
     num_slots = slots_of(trace, memory, expert_bytes)
