@@ -57,7 +57,8 @@ class FakeDecoder:
                 ids_TK = torch.stack([batch.token_ids_T % 4, batch.token_ids_T % 4 + 4], -1).int()
                 weights_TK = torch.tensor([[0.25, 0.75]]).expand(len(ids_TK), 2)
                 batch.route_sink(layer, ids_TK, weights_TK, torch.zeros(len(ids_TK), 8))
-        return torch.stack([self._logits(prefixes[row]) for row in batch.logit_rows_M.tolist()])
+        wanted = batch.logit_rows_M.tolist()
+        return torch.stack([self._logits(prefixes[row]) for row in wanted]) if wanted else torch.empty(0, self.vocab)
 
     def _logits(self, prefix: list[int]) -> torch.Tensor:
         assert -1 not in prefix, "a row was read that its owner never wrote"

@@ -11,8 +11,16 @@ from smoe.sched.scheduler import Progress, Scheduler
 from smoe.sched.sequence import Sequence
 
 
-def make(kv_rows: int = 100, max_num_seqs: int = 4, budget: int = 16, eos: tuple[int, ...] = ()) -> Scheduler:
-    return Scheduler(kv_rows=kv_rows, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, eos_token_ids=eos)
+def make(
+    kv_rows: int = 100, max_num_seqs: int = 4, budget: int = 16, eos: tuple[int, ...] = (), groups: int = 1
+) -> Scheduler:
+    return Scheduler(
+        kv_rows=kv_rows,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        eos_token_ids=eos,
+        num_groups=groups,
+    )
 
 
 def sequence(name: str, prompt: int, max_tokens: int = 4, **params: object) -> Sequence:
@@ -177,12 +185,18 @@ _REQUESTS = st.lists(
 
 
 @settings(deadline=None)
-@given(_REQUESTS, st.integers(1, 5), st.integers(1, 24), st.integers(40, 90), st.integers(0, 99))
+@given(_REQUESTS, st.integers(1, 5), st.integers(1, 24), st.integers(40, 90), st.integers(0, 99), st.integers(1, 3))
 def test_conservation(
-    requests: list[tuple[int, int, int, bool]], max_num_seqs: int, budget: int, kv_rows: int, restart_at: int
+    requests: list[tuple[int, int, int, bool]],
+    max_num_seqs: int,
+    budget: int,
+    kv_rows: int,
+    restart_at: int,
+    groups: int,
 ) -> None:
-    """Every token of every sequence is computed once, in order, in rows that nobody else holds."""
-    scheduler = make(kv_rows, max_num_seqs, budget)
+    """Every token of every sequence is computed once, in order, by one group, in rows that nobody else holds there."""
+    scheduler = make(kv_rows, max_num_seqs, budget, groups=groups)
+    group_of: dict[str, int] = {}
     arrivals = {str(n): request for n, request in enumerate(requests)}
     live: dict[str, Sequence] = {}
     filled: dict[str, int] = {}
@@ -206,11 +220,14 @@ def test_conservation(
             continue
         assert sum(len(s.token_ids) for s in plan.spans) <= budget
         assert len(plan.spans) <= max_num_seqs
-        assert len({s.state_slot for s in plan.spans}) == len(plan.spans)
-        ranges = sorted((s.kv_start, s.kv_start + live[s.request_id].num_rows) for s in plan.spans)
-        assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
+        for group in range(groups):
+            own = [s for s in plan.spans if s.group == group]
+            assert len({s.state_slot for s in own}) == len(own)
+            ranges = sorted((s.kv_start, s.kv_start + live[s.request_id].num_rows) for s in own)
+            assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
         for span in plan.spans:
             known = live[span.request_id].token_ids
+            assert group_of.setdefault(span.request_id, span.group) == span.group < groups
             assert span.past == filled.get(span.request_id, 0)
             assert list(span.token_ids) == known[span.past : span.past + len(span.token_ids)]
             assert (span.sample is not None) == (span.past + len(span.token_ids) == len(known))
@@ -226,4 +243,4 @@ def test_conservation(
         finished = [name for name, s in live.items() if s.finished]
         scheduler.check_integrity()
     assert not scheduler.has_work
-    assert scheduler.arenas[0].kv.used_rows == 0
+    assert [arena.kv.used_rows for arena in scheduler.arenas] == [0] * groups
