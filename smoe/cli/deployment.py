@@ -23,12 +23,14 @@ _FIELDS = {
     "expert_tier": "experts.tier",
     "expert_link": "experts.link",
     "tensor_parallel_size": "parallel.tensor_parallel_size",
+    "data_parallel_size": "parallel.data_parallel_size",
+    "data_parallel_routing": "parallel.data_parallel_routing",
     "schedule": "parallel.schedule",
     "placement": "parallel.placement",
     "capacity_factor": "parallel.capacity_factor",
     "no_dedup": "parallel.dedup",
 }
-_INTEGERS = ("max_model_len", "threads", "tensor_parallel_size")
+_INTEGERS = ("max_model_len", "threads", "tensor_parallel_size", "data_parallel_size")
 
 
 def resolve(ctx: typer.Context, file: str | None, *, in_process: bool, **flags: str | bool | None) -> Deployment:
@@ -71,16 +73,21 @@ def _value(name: str, flag: str | bool | None) -> Any:
 
 def _check_effects(chosen: Deployment, given: Mapping[str, Any]) -> None:
     """What the default would have done too is refused as well, where it was asked for in so many words."""
-    for path in ("parallel.schedule", "parallel.capacity_factor"):
-        if path in given and chosen.parallel.size == 1:
-            name = path.partition(".")[2]
-            raise no_effect(name, given[path], "--tensor-parallel-size of 2 or more")
+    parallel = chosen.parallel
+    needs = {
+        "schedule": (parallel.tensor_parallel_size, "--tensor-parallel-size of 2 or more"),
+        "capacity_factor": (parallel.tensor_parallel_size, "--tensor-parallel-size of 2 or more"),
+        "data_parallel_routing": (parallel.data_parallel_size, "--data-parallel-size of 2 or more"),
+    }
+    for name, (size, needed) in needs.items():
+        if f"parallel.{name}" in given and size == 1:
+            raise no_effect(name, given[f"parallel.{name}"], needed)
 
 
 def _check_in_process(chosen: Deployment, file: str | None) -> None:
-    size = chosen.parallel.size
-    if size > 1:
-        raise ConfigError("tensor_parallel_size", size, "1 with --in-process: several devices need an actor each")
+    for name in ("tensor_parallel_size", "data_parallel_size"):
+        if (size := getattr(chosen.parallel, name)) > 1:
+            raise ConfigError(name, size, "1 with --in-process: several devices need an actor each")
     default = ClusterConfig()
     for name in ("strategy", "cpus", "gpus", "resources", "placement_timeout_s"):
         value = getattr(chosen.cluster, name)

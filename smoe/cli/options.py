@@ -75,6 +75,22 @@ TensorParallelSize = Annotated[
         help="Devices that share attention by heads, the vocabulary and the experts.",
     ),
 ]
+DataParallelSize = Annotated[
+    str | None,
+    typer.Option(
+        "--data-parallel-size",
+        metavar="N",
+        help="Groups of --tensor-parallel-size devices, each with requests of its own; experts lie over all devices.",
+    ),
+]
+DataParallelRouting = Annotated[
+    str | None,
+    typer.Option(
+        "--data-parallel-routing",
+        metavar="NAME",
+        help="Which group computes a request: even (the default), or tables, the one whose experts its prompt uses.",
+    ),
+]
 Schedule = Annotated[
     str | None,
     typer.Option(

@@ -44,11 +44,13 @@ class Preflight:
 
 def check(config: EngineConfig) -> Preflight:
     """Raises ConfigError, CheckpointError, PlacementError or CapacityError. Reads headers, no weights."""
+    from smoe.engine.device import compute_device
     from smoe.engine.model_facts import planned_model_info
     from smoe.engine.plan import plan_memory
     from smoe.engine.tokenizer import load_tokenizer
     from smoe.models.loading import open_checkpoint
 
+    compute_device(config)
     checkpoint = open_checkpoint(config.model)
     tokenizer = load_tokenizer(checkpoint.folder)
     if config.parallel.size > 1:

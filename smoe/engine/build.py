@@ -10,6 +10,7 @@ from smoe.core.parallel import ParallelConfig
 from smoe.core.placement_file import read_placement
 from smoe.core.step import Executor
 from smoe.engine.core import EngineCore
+from smoe.engine.device import compute_device
 from smoe.engine.local import LocalClient
 from smoe.engine.lookahead_bank import LookaheadBank
 from smoe.engine.model_facts import planned_model_info
@@ -33,7 +34,7 @@ def build_runner(config: EngineConfig) -> Runner:
     for name in ("tensor_parallel_size", "data_parallel_size"):
         if (size := getattr(config.parallel, name)) > 1:
             raise ConfigError(name, size, "1 in one process: several devices need an actor each")
-    device = _device(config)
+    device = compute_device(config)
     checkpoint = open_checkpoint(config.model)
     plan = plan_memory(checkpoint, config)
     tokenizer = load_tokenizer(checkpoint.folder)
@@ -96,9 +97,3 @@ def _affinity(parallel: ParallelConfig) -> Affinity | None:
     return GroupAffinity(
         tables, num_groups=parallel.data_parallel_size, devices_per_group=parallel.tensor_parallel_size
     )
-
-
-def _device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda":
-        raise ConfigError("device", config.device, "auto or cpu: this version computes on the CPU")
-    return torch.device("cpu")

@@ -16,6 +16,7 @@ from smoe.core.parallel import ParallelConfig
 from smoe.core.placement import Placement
 from smoe.core.placement_build import contiguous
 from smoe.core.placement_file import read_placement
+from smoe.engine.device import compute_device
 from smoe.engine.memory import free_bytes
 from smoe.engine.model_facts import model_info
 from smoe.engine.plan import compute_dtype, context_length
@@ -40,8 +41,7 @@ def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
     for name, wanted in (("expert_memory", "all"), ("record_routes", None)):
         if getattr(config, name) != wanted:
             raise ConfigError(name, getattr(config, name), f"{wanted} on several devices")
-    if config.device == "cuda":
-        raise ConfigError("device", config.device, "auto or cpu: this version computes on the CPU")
+    compute_device(config)
     if parallel.placement is None:
         experts = spec.moe(spec.moe_layers[0]).router.num_experts
         return contiguous(

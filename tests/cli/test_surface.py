@@ -19,7 +19,7 @@ GENERATE = [
 ]
 DEPLOYMENT = [
     *("--capacity-factor", "--no-dedup", "--placement", "--print-config", "--schedule", "--tensor-parallel-size"),
-    "[CONFIG.yaml]",
+    *("--data-parallel-routing", "--data-parallel-size", "[CONFIG.yaml]"),
 ]
 SURFACE = {
     "generate": sorted([*COMMON, *SAMPLING, *GENERATE, *DEPLOYMENT]),
