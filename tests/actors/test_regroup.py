@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -152,7 +151,6 @@ def _free_port() -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(find_spec("aiohttp_cors") is None, reason="`ray job submit` needs ray[default]")
 def test_a_job_submitted_to_a_running_head(head: tuple[str, dict[str, str]], trace: Path, tmp_path: Path) -> None:
     address, env = head
     out = tmp_path / "p"
@@ -160,7 +158,10 @@ def test_a_job_submitted_to_a_running_head(head: tuple[str, dict[str, str]], tra
     # Ray leaves out of the working directory what .gitignore names.
     command = [ray, "job", "submit", f"--address={address}", "--working-dir", "."]
     command += ["--", sys.executable, "-m", "smoe", *arguments(trace, out)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=280)
+    for _ in range(60):
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=280)
+        if "No available agent" not in done.stdout + done.stderr:  # a head that answers may not take jobs yet
+            break
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (out / "placement.json").exists(), done.stdout[-3000:]
     record = json.loads((out / "run.json").read_text())
