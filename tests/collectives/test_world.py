@@ -63,6 +63,33 @@ def exchange(world: World) -> dict[str, Any]:
     }
 
 
+def cut(world: World) -> dict[str, Any]:
+    rank = world.plan.rank
+    own = world.stretch(2)
+    alone = world.stretch(1)
+    return {
+        "place": (own.rank, own.ranks, own.size),
+        "sum": own.all_reduce(torch.tensor([1.0 + rank]), "reduce").tolist(),
+        "rows": own.all_gather(torch.tensor([rank]), "gather").tolist(),
+        "alone": (alone.rank, alone.ranks, alone.all_gather(torch.tensor([rank]), "gather").tolist()),
+        "all": world.stretch(4) is world.all,
+        "everyone": world.all.all_gather(torch.tensor([rank]), "sizes").tolist(),
+        "network": world.ledger.all_traffic()["gather"].network,
+    }
+
+
+def test_ranks_cut_into_groups_exchange_within_them_and_over_all() -> None:
+    for rank, found in enumerate(run_processes(4, cut, hosts=("a", "b", "b", "b"))):
+        first = rank - rank % 2
+        assert found["place"] == (rank % 2, (first, first + 1), 2)
+        assert found["sum"] == [2.0 * first + 3]
+        assert found["rows"] == [first, first + 1]
+        assert found["alone"] == (0, (rank,), [rank])
+        assert found["all"]
+        assert found["everyone"] == [0, 1, 2, 3]
+        assert found["network"] == (8 if first == 0 else 0)  # the ledger knows a group's ranks by their global ones
+
+
 def lose_the_other(world: World) -> str:
     if world.plan.rank == 1:
         return "left"
