@@ -10,7 +10,7 @@ from smoe.bench.cache import run as cache_run
 from smoe.bench.cache.grid import EVICTIONS, GATES, Point, capacities, points
 from smoe.bench.cache.open_pool import OpenPool
 from smoe.bench.cache.points import groups
-from smoe.bench.cache.report import explain, least_stale_figures, winner_figures
+from smoe.bench.cache.report import explain, least_stale_figures, print_winners, winner_figures
 from smoe.bench.cache.rows import Row
 from smoe.bench.cache.winners import contests, ratio, tally, winners
 from smoe.core.route_trace import DECODE, RouteTrace
@@ -93,7 +93,7 @@ def test_gate_prefetch_is_simulated_only_where_the_trace_can_look_ahead() -> Non
     assert {p.prefetch for p in points("t", drawn(1, lookahead=True), "decode")} >= set(GATES)
 
 
-def test_every_region_has_floor_ceiling_and_every_eviction() -> None:
+def test_every_region_has_random_belady_and_every_eviction() -> None:
     regions: dict[object, set[str]] = {}
     for point in points("t", drawn(1), "decode"):
         regions.setdefault(point.region, set()).add(point.eviction)
@@ -112,6 +112,22 @@ def test_no_way_to_belady_where_random_is_as_good() -> None:
     [winner] = winners([made("random", 200), made("belady", 200)])
     assert winner.closed is None
     assert winner_figures([winner])[0].value is None
+
+
+def test_belady_is_called_a_ceiling_only_where_nothing_is_prefetched(capsys: pytest.CaptureFixture[str]) -> None:
+    ahead = [made("random", 200), made("lru", 630), made("belady", 600)]
+    demand = [made(row.point.eviction, row.hits, prefetch="none") for row in (*ahead[::2], made("lru", 500))]
+    found = winners([*ahead, *demand])
+    assert [w.beats_belady for w in sorted(found, key=lambda w: w.region.prefetch)] == [False, True]
+    figures = {f.figure: f for f in winner_figures(found) if "Belady is" in f.figure}
+    only, with_prefetch = sorted(figures)
+    assert "demand only, where Belady is a ceiling" in only
+    assert figures[only].value == 0
+    assert "with prefetch, where Belady is no ceiling" in with_prefetch
+    assert figures[with_prefetch].value == 1
+    assert "most by 3.0 points: lru" in (figures[with_prefetch].bound or "")
+    print_winners(found)
+    assert "a ceiling where prefetch is none" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("hits", "verdict"), [(700, "wins"), (650, "ties"), (600, "loses")])

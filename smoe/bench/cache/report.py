@@ -27,6 +27,31 @@ def winner_figures(found: Sequence[Winner]) -> list[Figure]:
                 bound=f"of {len(here)} regions best: " + ", ".join(f"{n} {c}" for n, c in counts.most_common(4)),
             )
         )
+    return [*figures, *_above_belady(found)]
+
+
+def _above_belady(found: Sequence[Winner]) -> list[Figure]:
+    """How far Belady is a ceiling, by the counts themselves."""
+    figures = []
+    for title, here in (
+        ("demand only, where Belady is a ceiling", [w for w in found if w.region.prefetch == DEMAND]),
+        ("with prefetch, where Belady is no ceiling", [w for w in found if w.region.prefetch != DEMAND]),
+    ):
+        if not here:
+            continue
+        above = [w for w in here if w.beats_belady]
+        most = max(above, key=lambda w: w.hit_rate - w.belady, default=None)
+        figures.append(
+            Figure(
+                figure=f"{title}: regions in which a causal eviction is better",
+                value=float(len(above)),
+                unit=f"of {len(here)}",
+                bound=None
+                if most is None
+                else f"most by {100 * (most.hit_rate - most.belady):.1f} points: {most.policies[0]}, "
+                f"{most.region.trace}, {most.region.percent:g} %, {most.region.pool} pool, {most.region.prefetch}",
+            )
+        )
     return figures
 
 
@@ -93,7 +118,8 @@ def why(contest: Contest) -> str:
 
 
 def print_winners(found: Sequence[Winner]) -> None:
-    table = Table(title="best causal eviction by region", title_justify="left")
+    note = "Belady: a ceiling where prefetch is none; with prefetch it does not know what will be fetched ahead"
+    table = Table(title="best causal eviction by region", title_justify="left", caption=note, caption_justify="left")
     for column in ("trace", "resident", "pool", "prefetch", "best", "hit", "random", "Belady", "way"):
         table.add_column(
             column, justify="right" if column in ("resident", "hit", "random", "Belady", "way") else "left"
@@ -106,7 +132,7 @@ def print_winners(found: Sequence[Winner]) -> None:
             r.pool,
             r.prefetch,
             ", ".join(w.policies[:3]) + (" ..." if len(w.policies) > 3 else ""),
-            *(f"{100 * rate:.1f}" for rate in (w.hit_rate, w.floor, w.ceiling)),
+            *(f"{100 * rate:.1f}" for rate in (w.hit_rate, w.floor, w.belady)),
             "" if w.closed is None else f"{100 * w.closed:.0f} %",
         )
     Console().print(table)

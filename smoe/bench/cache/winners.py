@@ -1,4 +1,8 @@
-"""Who wins where, between random as floor and Belady as ceiling. Torch-free."""
+"""Who wins where, between random and Belady. Torch-free.
+
+Belady is a ceiling where nothing is prefetched. With prefetch it is none, though seldom beaten: it knows what will be
+asked for, and neither what will be fetched ahead nor that such a fetch takes a slot whatever is in it.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,14 +18,18 @@ TIE = 0.001
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
     """`policies` tie for the best hit rate among those that know the past alone. `closed` is the part of the way from
-    random to Belady that it makes, None where the two are the same."""
+    random to Belady that it makes, above 1 where it beats Belady; None where the two are the same."""
 
     region: Region
     policies: tuple[str, ...]
     hit_rate: float
     floor: float
-    ceiling: float
+    belady: float
     closed: float | None
+
+    @property
+    def beats_belady(self) -> bool:
+        return self.hit_rate - self.belady > TIE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +68,15 @@ def winners(rows: Iterable[Row]) -> list[Winner]:
     for region, evictions in sorted(by_region(rows).items()):
         rates = {name: evictions[name].hit_rate for name in CAUSAL if name in evictions}
         best = max(rates.values())
-        floor, ceiling = evictions[RANDOM].hit_rate, evictions[BELADY].hit_rate
+        floor, belady = evictions[RANDOM].hit_rate, evictions[BELADY].hit_rate
         found.append(
             Winner(
                 region=region,
                 policies=tuple(name for name, rate in rates.items() if best - rate <= TIE),
                 hit_rate=best,
                 floor=floor,
-                ceiling=ceiling,
-                closed=None if ceiling - floor <= TIE else (best - floor) / (ceiling - floor),
+                belady=belady,
+                closed=None if belady - floor <= TIE else (best - floor) / (belady - floor),
             )
         )
     return found

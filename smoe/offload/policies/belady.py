@@ -1,4 +1,4 @@
-"""Belady's oracle: the ceiling of every comparison. Only a simulation can ask it."""
+"""Belady's oracle: the ceiling of every comparison on demand alone. Only a simulation can ask it."""
 
 from collections.abc import Sequence
 
