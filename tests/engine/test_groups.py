@@ -1,16 +1,25 @@
 """An engine whose requests are computed by several data-parallel groups, each with a memory of its own."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from smoe.core.config import EngineConfig
 from smoe.core.errors import ConfigError
 from smoe.core.parallel import ParallelConfig
+from smoe.core.placement_build import contiguous
+from smoe.core.placement_file import write_placement
 from smoe.core.step import SampledToken, StepPlan, StepResult
-from smoe.engine.build import build_runner
+from smoe.engine.build import build_core, build_runner
 from smoe.engine.core import EngineCore
+from smoe.engine.parallel import check_parallel
 from smoe.engine.runner import Runner
 from smoe.models.kv import KVCache
+from smoe.models.loading import Checkpoint, open_checkpoint
+from tests.collectives.tables import make_tables
 from tests.engine.collect import drain, merge, request, run_alone
 from tests.engine.fakes import INFO, SPEC, FakeBank, FakeDecoder, make_core
 
@@ -119,3 +128,50 @@ def test_a_rank_that_does_not_sample_says_no_token() -> None:
 def test_one_process_cannot_be_several_groups() -> None:
     with pytest.raises(ConfigError, match=r"^data_parallel_size: 2 \(1 in one process: several devices need an actor"):
         build_runner(EngineConfig(parallel=ParallelConfig(data_parallel_size=2)))
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return open_checkpoint("builtin")
+
+
+def placement_in(folder: Path, checkpoint: Checkpoint, *, tables: bool) -> str:
+    """Over two devices; with `tables`, ids up to 49 are of device 0 and the others of device 1."""
+    spec = checkpoint.spec
+    layers, experts = spec.moe_layers, spec.moe(spec.moe_layers[0]).router.num_experts
+    made = contiguous(fingerprint=checkpoint.fingerprint, num_experts=experts, layers=layers, num_devices=2)
+    if tables:
+        device = np.broadcast_to(np.arange(100) >= 50, (len(layers), 100)).astype(np.int16)
+        some = make_tables(2, vocab=100, layers=len(layers))
+        made = replace(made, tables=replace(some, token_device=device, token_second=1 - device))
+    write_placement(folder, made)
+    return str(folder)
+
+
+def test_tables_of_the_placement_decide_where_requests_go(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    folder = placement_in(tmp_path / "p", checkpoint, tables=True)
+    parallel = ParallelConfig(data_parallel_size=2, placement=folder, data_parallel_routing="tables")
+    engine = build_core(EngineConfig(parallel=parallel), Groups(2))  # type: ignore[arg-type]
+    prompts = {"a": [60, 61, 3], "b": [70], "c": [4, 5, 80], "d": [2]}
+    engine.add([request(name, prompt, max_tokens=3) for name, prompt in prompts.items()])
+    groups = {s.request_id: s.group for s in engine._scheduler.waiting}
+    assert groups == {"a": 1, "b": 0, "c": 0, "d": 1}  # b and d come second in their turns
+    drain(engine)
+
+
+def test_a_placement_without_tables_cannot_route(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    folder = placement_in(tmp_path / "p", checkpoint, tables=False)
+    parallel = ParallelConfig(data_parallel_size=2, placement=folder, data_parallel_routing="tables")
+    message = r"^placement: '.*p' \(with token tables, for data_parallel_routing tables\)$"
+    with pytest.raises(ConfigError, match=message):
+        check_parallel(checkpoint, EngineConfig(parallel=parallel))
+    with pytest.raises(ConfigError, match=message):
+        build_core(EngineConfig(parallel=parallel), Groups(2))  # type: ignore[arg-type]
+
+
+def test_a_placement_is_for_the_ranks_of_all_groups(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    folder = placement_in(tmp_path / "p", checkpoint, tables=False)
+    check_parallel(checkpoint, EngineConfig(parallel=ParallelConfig(data_parallel_size=2, placement=folder)))
+    both = ParallelConfig(data_parallel_size=2, tensor_parallel_size=2, placement=folder)
+    with pytest.raises(ConfigError, match=r"\(4 devices; it was made for 2\)$"):
+        check_parallel(checkpoint, EngineConfig(parallel=both))
