@@ -25,7 +25,8 @@ class Scheduler:
     """First come, first served in each group. A sequence reserves all rows it can ever need in the memory of its group,
     so nothing is preempted or copied; its group is chosen when it is added and stays, also through `restart`.
 
-    Decodes go first, so a long prompt never delays them; prompts share what is left of `max_num_batched_tokens`.
+    Decodes go first, so a long prompt never delays them; prompts share what is left of `max_num_batched_tokens`, those
+    of each group an even part of it and then what the others leave.
     Only what the budget has a token for is admitted, so every running sequence advances in every step. Not
     thread-safe; `schedule` and `update` alternate.
     """
@@ -68,31 +69,26 @@ class Scheduler:
         sequence.group = 0 if len(self.arenas) == 1 else self._rotation.choose(self._scores(sequence))
         sequence.arrival = self._num_added
         self._num_added += 1
-        self.arenas[sequence.group].waiting.append(sequence)
+        self.arenas[sequence.group].add(sequence)
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing is in flight."""
         assert not self._planned, "schedule() before update() of the step before"
-        budget = self._token_budget - len(self.running)  # one token each is spoken for
-        chunks: list[tuple[Sequence, int]] = []
+        decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for sequence in self.running:
-            if len(sequence.token_ids) - sequence.past == 1:
-                chunks.append((sequence, 1))
-            else:
-                prefills.append(sequence)
-        for sequence in prefills:
-            extra = min(sequence.num_pending - 1, budget)
-            budget -= extra
-            chunks.append((sequence, 1 + extra))
-        while budget > 0 and (admitted := self._try_admit()) is not None:
-            count = min(admitted.num_pending, budget)
-            budget -= count
-            chunks.append((admitted, count))
-        if not chunks:
+            (decodes if sequence.num_pending == 1 else prefills).append(sequence)
+        counts = dict.fromkeys(decodes + prefills, 1)
+        budget = self._token_budget - len(counts)
+        # Groups compute side by side: each gets an even share before any gets what the others leave.
+        groups = len(self.arenas)
+        budget = self._deal(counts, budget, [-(-budget // groups)] * groups)
+        if groups > 1:
+            self._deal(counts, budget, [budget] * groups)
+        if not counts:
             return None
-        self._planned = [sequence for sequence, _ in chunks]
-        return StepPlan(spans=tuple([_span(sequence, count) for sequence, count in chunks]))
+        self._planned = list(counts)
+        return StepPlan(spans=tuple([_span(sequence, count) for sequence, count in counts.items()]))
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Progress]:
         """Takes in the answer to the last plan; sequences that sampled a token or failed, in plan order."""
@@ -118,7 +114,7 @@ class Scheduler:
             return
         sequence.finished = True
         if sequence.kv_start < 0:
-            self.arenas[sequence.group].waiting.remove(sequence)
+            self.arenas[sequence.group].drop(sequence)
         elif not sequence.in_flight:
             self._release(sequence)
 
@@ -129,7 +125,7 @@ class Scheduler:
             sequence.in_flight = False
             self._release(sequence)
             if not sequence.finished:
-                self.arenas[sequence.group].waiting.appendleft(sequence)
+                self.arenas[sequence.group].add(sequence, first=True)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless rows and state slots are each owned once and by running sequences only."""
@@ -144,12 +140,29 @@ class Scheduler:
             return [-arena.load_rows for arena in self.arenas]
         return self._affinity(sequence.token_ids)
 
-    def _try_admit(self) -> Sequence | None:
-        """The first to have come of those that are next in their group and have room there. It runs from now on."""
+    def _deal(self, counts: dict[Sequence, int], budget: int, shares: list[int]) -> int:
+        """Gives pending tokens to what runs and then to what waits, within the budget and each group's share.
+
+        Returns what is left of the budget.
+        """
+        for sequence, count in counts.items():
+            extra = min(sequence.num_pending - count, budget, shares[sequence.group])
+            counts[sequence] += extra
+            shares[sequence.group] -= extra
+            budget -= extra
+        while budget > 0 and (admitted := self._try_admit(shares)) is not None:
+            count = min(admitted.num_pending, budget, shares[admitted.group])
+            counts[admitted] = count
+            shares[admitted.group] -= count
+            budget -= count
+        return budget
+
+    def _try_admit(self, shares: SequenceOf[int]) -> Sequence | None:
+        """The first to come of those that are next in a group with a share left and room. It runs from now on."""
         if len(self.running) >= self._max_num_seqs:
             return None
-        heads = sorted((arena.waiting[0] for arena in self.arenas if arena.waiting), key=lambda s: s.arrival)
-        for sequence in heads:
+        heads = [arena.waiting[0] for arena, share in zip(self.arenas, shares, strict=True) if arena.waiting and share]
+        for sequence in sorted(heads, key=lambda head: head.arrival):
             if self.arenas[sequence.group].try_admit(sequence):
                 self.running.append(sequence)
                 return sequence

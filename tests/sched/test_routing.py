@@ -9,7 +9,7 @@ from smoe.core.placement import RoutingTables
 from smoe.sched.affinity import GroupAffinity
 from smoe.sched.routing import Affinity, Rotation
 from smoe.sched.scheduler import Scheduler
-from tests.sched.test_scheduler import make, sequence, step
+from tests.sched.test_scheduler import make, sequence, sizes, step
 
 
 @given(st.integers(1, 6), st.lists(st.lists(st.floats(-9, 9), min_size=6, max_size=6), max_size=30))
@@ -90,6 +90,20 @@ def test_a_full_group_does_not_hold_up_the_others() -> None:
     scheduler.check_integrity()
 
 
+def test_groups_get_even_shares_of_a_steps_tokens_and_then_what_others_leave() -> None:
+    scheduler = grouped(2, max_num_batched_tokens=16)
+    for name, prompt in (("a", 30), ("b", 30), ("c", 30)):
+        scheduler.add(sequence(name, prompt, max_tokens=2))
+    assert groups_of(scheduler) == {"a": 0, "b": 1, "c": 0}
+    assert sizes(step(scheduler)[0]) == {"a": 8, "b": 8}
+    assert [sizes(step(scheduler)[0]) for _ in range(3)] == [
+        {"a": 8, "b": 8},
+        {"a": 8, "b": 8},
+        {"a": 6, "b": 6, "c": 4},  # c gets the rest of its group's share, then of the other's
+    ]
+    assert sizes(step(scheduler)[0]) == {"a": 1, "b": 1, "c": 14}  # one prompt is left: all of the budget is its
+
+
 def test_the_limit_on_sequences_is_for_all_groups_together() -> None:
     scheduler = grouped(2, max_num_seqs=3)
     for name in "abcd":
@@ -109,12 +123,8 @@ def test_a_group_is_kept_through_a_restart_and_an_abort() -> None:
     scheduler.finish(kept[2])
     assert [s.request_id for s in scheduler.waiting] == ["a", "b", "d", "e", "f"]
     plan, _ = step(scheduler)
-    assert {s.request_id: s.group for s in plan.spans} == {name: before[name] for name in sizes_of(plan)}
+    assert {s.request_id: s.group for s in plan.spans} == {name: before[name] for name in sizes(plan)}
     scheduler.check_integrity()
-
-
-def sizes_of(plan: object) -> list[str]:
-    return [span.request_id for span in plan.spans]  # type: ignore[attr-defined]
 
 
 def test_check_integrity_finds_a_sequence_that_changed_its_group() -> None:
