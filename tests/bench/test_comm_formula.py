@@ -46,7 +46,7 @@ def placement(checkpoint: Checkpoint) -> Placement:
 def schedule(case: Case, group: Group, placement: Placement) -> Schedule:
     if case.schedule == "speculative":
         assert placement.tables is not None
-        return Speculative(group, placement.tables, placement.layers)
+        return Speculative(group, placement.tables, placement.layers, capacity_factor=case.capacity_factor)
     return {"allreduce": AllReduce, "scatter": Scatter, "oracle": Replay}[case.schedule](group)
 
 

@@ -12,12 +12,13 @@ VANILLA, GROUPED = "vanilla", "grouped"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`oracle` is `speculative` with tables that are always right."""
+    """`oracle` is `speculative` with tables that are always right. `capacity_factor` is that of Speculative."""
 
     name: str
     schedule: Literal["allreduce", "scatter", "speculative", "oracle"]
     placement: str = VANILLA
     dedup: bool = True
+    capacity_factor: float = 1.0
 
 
 BASE = Case("allreduce", "allreduce", dedup=False)
@@ -25,8 +26,9 @@ DEDUP = Case("allreduce, de-duplicated", "allreduce")
 SCATTER = Case("scatter", "scatter")
 SHUFFLED = Case("speculative, vanilla placement", "speculative")
 BEST = Case("speculative + grouping", "speculative", GROUPED)
+RAGGED = Case("speculative + grouping, ragged", "speculative", GROUPED, capacity_factor=1.25)
 ORACLE = Case("oracle tables + grouping", "oracle", GROUPED)
-CASES = (BASE, DEDUP, SCATTER, SHUFFLED, BEST, ORACLE)
+CASES = (BASE, DEDUP, SCATTER, SHUFFLED, BEST, RAGGED, ORACLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,14 @@ from smoe.metrics.latency import RequestTimes, itl_s, percentile, tpot_s, ttft_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """`concurrency` requests are in flight until all of `requests` are answered."""
+    """`concurrency` requests are in flight until all of `requests` are answered; all that `repeats` times."""
 
     requests: int
     concurrency: int
     prompt_tokens: int
     new_tokens: int
     step_tokens: int = 512
+    repeats: int = 1
 
     @property
     def max_model_len(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TypeVar
 
 from smoe.bench.comm.alpha_beta import Line, fit
 from smoe.bench.comm.cases import Case, Work
@@ -14,6 +15,7 @@ from smoe.collectives.ledger import Traffic
 from smoe.core.placement import Placement
 
 PROBE_BYTES = (16, 1024, 16384, 131072, 1048576)
+Item = TypeVar("Item")
 _DISPATCH = ("sizes", "dispatch", "combine")
 
 
@@ -103,10 +105,15 @@ def time_pass(ranks: Ranks, case: Case, work: Work, layers: int) -> Timed:
 
 
 def rounds(ranks: Ranks, series: Sequence[Series], layers: int, repeats: int) -> None:
-    """Each series gets `repeats` passes; they take turns, forwards and backwards."""
+    """Each series gets `repeats` passes; they take turns."""
     for number in range(repeats):
-        for each in series if number % 2 == 0 else series[::-1]:
+        for each in in_turn(series, number):
             each.passes.append(time_pass(ranks, each.case, each.work, layers))
+
+
+def in_turn(items: Sequence[Item], number: int) -> Sequence[Item]:
+    """In their order on even turns, backwards on odd ones."""
+    return items if number % 2 == 0 else items[::-1]
 
 
 def probe(ranks: Ranks, repeats: int) -> tuple[dict[str, Line], dict[str, list[tuple[int, float]]]]:

@@ -1,6 +1,6 @@
 """One rank of the benchmark: `python -m smoe.bench.comm.rank FD`, which asks it for one method of Rank after another.
 
-FD is one end of a socket pair; messages are pickles of (method, arguments), answers of what the method returned.
+FD is one end of a socket pair; messages are pickles of (method, arguments), those of the first are Rank's own.
 """
 
 import os
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoe.bench.comm.cases import GROUPED, Case, ModelPlan, Work
+from smoe.bench.comm.cases import GROUPED, VANILLA, Case, ModelPlan, Work
 from smoe.bench.comm.messages import Answer, Pass, Seen
 from smoe.bench.comm.replay import Learn, Replay
 from smoe.bench.comm.timed import Exchange, TimedGroup
+from smoe.collectives.rows import RowOrder
 from smoe.collectives.schedules.plain import AllReduce, Scatter
 from smoe.collectives.schedules.protocol import Schedule
 from smoe.collectives.schedules.speculative import Speculative
@@ -37,13 +38,9 @@ DTYPE = torch.bfloat16
 
 
 class Rank:
-    def __init__(self) -> None:
-        torch.set_num_threads(1)
-        self._decoders: dict[str, tuple[Decoder, ExpertBank]] = {}
-        self._schedules: dict[str, Schedule] = {}
-
-    def join(self, plan: WorldPlan, model: ModelPlan, cases: tuple[Case, ...]) -> None:
+    def __init__(self, plan: WorldPlan, model: ModelPlan, cases: tuple[Case, ...]) -> None:
         """Waits for the others, and loads its part once for each placement."""
+        torch.set_num_threads(1)
         self._world = World(plan)
         self._group = TimedGroup(self._world.all)
         self._checkpoint = open_checkpoint(model.folder)
@@ -51,24 +48,24 @@ class Rank:
             name: load_part(self._checkpoint, self._group, placement, DTYPE)
             for name, placement in model.placements.items()
         }
+        self._decoders: dict[str, tuple[Decoder, ExpertBank]] = {}
+        self._schedules: dict[str, Schedule] = {}
         for case in cases:
             part = parts[case.placement]
             schedule = self._schedules[case.name] = _schedule(case, part)
             self._decoders[case.name] = part.decoder(schedule, dedup=case.dedup)
-        if Replay in map(type, self._schedules.values()):
-            self._learn = Learn(self._group)
-            self._learner, _ = parts[GROUPED].decoder(self._learn)
+        self._learn = Learn(self._group)
+        self._learner, _ = parts[GROUPED if GROUPED in parts else VANILLA].decoder(self._learn)
         spec = parts[cases[0].placement].share.local_spec()
         self._kv = KVCache(spec, num_rows=model.kv_rows, num_states=1, dtype=DTYPE)
-        self._oracles: dict[tuple[str, int], Any] = {}
+        self._orders: dict[str, dict[int, RowOrder]] = {}
 
     def see(self, case: Case, work: Work) -> Seen:
         """Also what an oracle learns from."""
         schedule = self._schedules[case.name]
         if isinstance(schedule, Replay):
             self._forward(self._learner, work)
-            self._oracles[work.phase, work.rows] = dict(self._learn.orders)
-            schedule.orders = self._oracles[work.phase, work.rows]
+            schedule.orders = self._orders[work.name] = dict(self._learn.orders)
         ids: dict[int, Array] = {}
 
         def sink(layer: int, ids_TK: torch.Tensor, weights_TK: torch.Tensor, logits_TE: torch.Tensor) -> None:
@@ -82,7 +79,7 @@ class Rank:
     def run(self, case: Case, work: Work) -> Pass:
         schedule = self._schedules[case.name]
         if isinstance(schedule, Replay):
-            schedule.orders = self._oracles[work.phase, work.rows]
+            schedule.orders = self._orders[work.name]
         self._group.all_gather(torch.zeros(1), "sizes")  # so that all begin together
         self._group.exchanges.clear()
         start_s = time.monotonic()
@@ -117,7 +114,8 @@ class Rank:
             dense_bytes=0,
         )
         kv = KVCache(decoder.spec, num_rows=max_model_len * num_seqs, num_states=num_seqs, dtype=DTYPE)
-        self._runner = Runner(decoder, kv, bank, info, world=self._world)
+        samples = self._group.rank == 0
+        self._runner = Runner(decoder, kv, bank, info, world=self._world, samples=samples)
         return info, kv.num_rows
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -137,12 +135,13 @@ def _schedule(case: Case, part: RankPart) -> Schedule:
     if case.schedule == "oracle":
         return Replay(part.group)
     assert part.placement.tables is not None
-    return Speculative(part.group, part.placement.tables, part.placement.layers)
+    tables, layers = part.placement.tables, part.placement.layers
+    return Speculative(part.group, tables, layers, capacity_factor=case.capacity_factor)
 
 
 def main() -> None:
     asked = Connection(int(sys.argv[1]))
-    rank = Rank()
+    rank: Rank | None = None
     while True:
         try:
             method, arguments = asked.recv()
@@ -150,7 +149,11 @@ def main() -> None:
             # No tidy end of the world: the others leave at the same moment.
             os._exit(0)
         try:
-            answer = Answer(getattr(rank, method)(*arguments))
+            if rank is None:
+                rank = Rank(*arguments)
+                answer = Answer()
+            else:
+                answer = Answer(getattr(rank, method)(*arguments))
         except Exception:
             answer = Answer(error=traceback.format_exc())
         asked.send(answer)

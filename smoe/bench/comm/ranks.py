@@ -57,14 +57,14 @@ class Ranks:
             WorldPlan(rank=rank, hosts=self._hosts, host=self._hosts[0], port=_PORT + self.size, timeout_s=_START_S)
             for rank in range(self.size)
         ]
-        for end, plan in zip(self._ends, plans, strict=True):
-            end.send(("join", (plan, model, tuple(cases))))
+        for rank, plan in enumerate(plans):
+            self._send(rank, "join", (plan, model, tuple(cases)))
         self._answers(_START_S)
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
         """What each rank returned. Raises RankError."""
-        for end in self._ends:
-            end.send((method, arguments))
+        for rank in range(self.size):
+            self._send(rank, method, arguments)
         return self._answers(_ANSWER_S)
 
     def close(self) -> None:
@@ -86,6 +86,12 @@ class Ranks:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def _send(self, rank: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            self._ends[rank].send((method, arguments))
+        except OSError:
+            raise RankError(f"rank {rank}: {self._why(rank)}") from None
+
     def _answers(self, timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         found = []
@@ -94,7 +100,7 @@ class Ranks:
                 raise RankError(f"rank {rank}: no answer in {timeout_s:g} s")
             try:
                 answer = end.recv()
-            except EOFError:
+            except (EOFError, OSError):
                 raise RankError(f"rank {rank}: {self._why(rank)}") from None
             if answer.error is not None:
                 raise RankError(f"rank {rank}: {answer.error}")

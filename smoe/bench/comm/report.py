@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from smoe.bench.comm.alpha_beta import Line
-from smoe.bench.comm.cases import BASE, BEST, CASES, DEDUP, ORACLE, SHUFFLED
+from smoe.bench.comm.cases import BASE, BEST, CASES, DEDUP, ORACLE, RAGGED, SHUFFLED
 from smoe.bench.comm.load import LoadPlan
 from smoe.bench.comm.measure import Series, ratio
 from smoe.bench.result import Figure, Result
@@ -23,7 +23,8 @@ def add_figures(result: Result, series: Mapping[Key, Series], *, hosts: int, slo
     _bytes(result, series, steps, hosts)
     for mbit, work in steps:
         for case in CASES:
-            result.add(_speed(series[mbit, hosts, work, case.name], mbit))
+            if (each := series.get((mbit, hosts, work, case.name))) is not None:
+                result.add(_speed(each, mbit))
 
 
 def _goals(
@@ -53,7 +54,9 @@ def _bytes(result: Result, series: Mapping[Key, Series], steps: Sequence[tuple[i
     mbit, work = max(
         (step for step in steps if step[1].startswith("prefill")), key=lambda step: int(step[1].split()[1])
     )
-    by_case = {case.name: series[mbit, hosts, work, case.name] for case in CASES}
+    by_case = {
+        case: each for (at, ranks, step, case), each in series.items() if (at, ranks, step) == (mbit, hosts, work)
+    }
     best, base = by_case[BEST.name].counted, by_case[BASE.name].counted
     saved = 1 - best.total / base.total
     result.add(
@@ -78,7 +81,7 @@ def _bytes(result: Result, series: Mapping[Key, Series], steps: Sequence[tuple[i
             bound=f"{right} of {len(counted)} pairs of step and case, by purpose, over all layers and ranks",
         )
     )
-    for name in (BASE.name, SHUFFLED.name, BEST.name, ORACLE.name):
+    for name in (case.name for case in (BASE, SHUFFLED, BEST, RAGGED, ORACLE) if case.name in by_case):
         formula = by_case[name].counted.formula
         result.add(
             Figure(

@@ -8,10 +8,10 @@ from typing import Any
 
 from smoe.bench.comm import report
 from smoe.bench.comm.alpha_beta import Line, predict
-from smoe.bench.comm.cases import BASE, BEST, CASES, DEDUP, SCATTER, Case, ModelPlan, Work
+from smoe.bench.comm.cases import BASE, BEST, CASES, DEDUP, RAGGED, SCATTER, Case, ModelPlan, Work
 from smoe.bench.comm.load import LoadPlan, latencies_ms, run_load
-from smoe.bench.comm.measure import Counted, Series, count, probe, rounds
-from smoe.bench.comm.namespaces import Network, why_not
+from smoe.bench.comm.measure import Counted, Series, count, in_turn, probe, rounds
+from smoe.bench.comm.namespaces import BURST_S, Network, why_not
 from smoe.bench.comm.overhead import OpenClient, measure
 from smoe.bench.comm.placements import Routes, decode, prefill
 from smoe.bench.comm.plot import plot_growth, plot_speed
@@ -19,6 +19,7 @@ from smoe.bench.comm.ranks import Ranks
 from smoe.bench.result import Result
 from smoe.core.errors import ConfigError
 from smoe.core.placement import Placement
+from smoe.metrics.latency import RequestTimes
 from smoe.models.inflate import inflate
 from smoe.models.loading import open_checkpoint
 
@@ -32,6 +33,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
+    cases: tuple[Case, ...]
     mbit: tuple[int, ...]
     prefill: tuple[int, ...]
     decode: tuple[int, ...]
@@ -45,6 +47,7 @@ class Size:
 
 
 FULL = Size(
+    cases=CASES,
     mbit=(SLOW_MBIT, 1000),
     prefill=(256, 512, 1024, 2048),
     decode=(16, 64, 128),
@@ -52,10 +55,11 @@ FULL = Size(
     growth=(256, 1024),
     texts=48,
     probes=5,
-    load=LoadPlan(requests=12, concurrency=4, prompt_tokens=192, new_tokens=24),
+    load=LoadPlan(requests=8, concurrency=4, prompt_tokens=192, new_tokens=24, repeats=2),
     steps=48,
 )
 QUICK = Size(
+    cases=tuple(case for case in CASES if case != RAGGED),
     mbit=(SLOW_MBIT,),
     prefill=(256, 512),
     decode=(16,),
@@ -119,7 +123,7 @@ class _Bench:
         whole = size == HOSTS
         self.note(f"{size} ranks: placements")
         placements = self._routes.placements(size, self._fingerprint, SEED)
-        cases: tuple[Case, ...] = CASES if whole else (BASE, DEDUP, SCATTER, BEST) if size > 1 else (SCATTER,)
+        cases: tuple[Case, ...] = self.size.cases if whole else (BASE, DEDUP, SCATTER, BEST) if size > 1 else (SCATTER,)
         contexts, works = self._works(whole)
         kv_rows = max(span[1] + span[2] + len(span[0]) for work in works for span in work.spans)
         with Ranks(size, network) as ranks:
@@ -145,9 +149,7 @@ class _Bench:
         """The alpha-beta model against what was measured: of each series, a layer's exchanges."""
         rows: list[dict[str, Any]] = []
         for (mbit, ranks, _, _), series in self.found.series.items():
-            lines = self.found.lines.get((mbit, ranks))
-            if lines is None:
-                continue
+            lines = self.found.lines.get((mbit, ranks), {})  # one rank has no link
             predicted = predict(lines, series.case, series.counted.formula, ranks)
             rows.append(
                 {
@@ -192,11 +194,14 @@ class _Bench:
 
     def _load(self, ranks: Ranks, mbit: int) -> None:
         self.note(f"{ranks.size} ranks at {mbit} Mbit/s: closed load")
-        found = {}
-        for case in (BASE, BEST):
-            times = run_load(ranks, case, self._windows, self.size.load)
-            found[case.name] = latencies_ms(times)
-            self.result.samples[f"load, {mbit} Mbit/s, {case.name}"] = [asdict(each) for each in times]
+        times: dict[str, list[RequestTimes]] = {BASE.name: [], BEST.name: []}
+        for number in range(self.size.load.repeats):
+            for case in in_turn((BASE, BEST), number):
+                times[case.name] += run_load(ranks, case, self._windows, self.size.load)
+        found = {name: latencies_ms(each) for name, each in times.items()}
+        self.result.samples[f"load, {mbit} Mbit/s"] = {
+            name: [asdict(one) for one in each] for name, each in times.items()
+        }
         report.add_load_figures(self.result, found, mbit, self.size.load)
 
 
@@ -214,7 +219,7 @@ def _config(size: Size) -> dict[str, object]:
         "model": f"builtin inflated to hidden {HIDDEN}, expert ffn {EXPERT_FFN}, computed and sent as bf16",
         "hosts": f"{HOSTS} network namespaces, one rank each, one thread a rank",
         "link": "emulated: veth with a token bucket on both ends",
-        "schedules": [asdict(case) for case in CASES],
+        "bucket_s": BURST_S,
         "seed": SEED,
         **asdict(size),
     }
