@@ -2,25 +2,31 @@
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+import smoe
 from smoe.bench.offload import peers
+from smoe.bench.offload import run as offload_run
 from smoe.bench.offload.bound import Bound, Round, hidden, shares, speedups, tokens_per_s
 from smoe.bench.offload.limit import MemoryLimit, drop_page_cache
 from smoe.bench.offload.link import expert_places
-from smoe.bench.offload.measure import Capacity, in_turn, measure
-from smoe.bench.offload.peers import Peer
+from smoe.bench.offload.measure import Capacity, decode, in_turn, measure
+from smoe.bench.offload.peers import Peer, Setting
 from smoe.bench.offload.plot import plot
 from smoe.bench.offload.predict import curve, prediction_figures
 from smoe.bench.offload.process import ContenderError, Process
-from smoe.bench.offload.report import capacity_figures, link_figure, sample_rows
+from smoe.bench.offload.report import GOAL_RSS_BYTES, capacity_figures, link_figure, sample_rows
 from smoe.bench.offload.sample import Sample
 from smoe.bench.offload.worker import Message
 from smoe.core.stats import ExpertStats
+from smoe.models.inflate import inflate
+from smoe.models.loading import open_checkpoint
 from smoe.offload.policies.spec import parse_policies
 
 MB = 10**6
@@ -202,6 +208,9 @@ def handle(message):
         raise ValueError("no such thing")
     if message["op"] == "die":
         import os; os._exit(3)
+    if message["op"] == "where":
+        import smoe
+        return {"smoe": smoe.__file__}
     return {"twice": 2 * message["n"]}
 serve(handle)
 """
@@ -228,3 +237,110 @@ def test_a_failing_contender_says_why(worker: str) -> None:
 def test_a_dead_contender_is_an_error_and_not_a_hang(worker: str) -> None:
     with Process(worker) as process, pytest.raises(ContenderError, match="bench_worker: ended with 3"):
         process.ask({"op": "die"})
+
+
+def test_a_contender_runs_the_same_sources_wherever_it_is_started(
+    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere" / "smoe").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "smoe" / "__init__.py").write_text("raise ImportError('another smoe')")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "elsewhere"), os.environ["PYTHONPATH"]]))
+    with Process(worker) as process:
+        assert process.ask({"op": "where"}) == {"smoe": smoe.__file__}
+
+
+SETTING = Setting(folder=Path("model"), scratch=Path("s"), limit_bytes=1, prompts=[(1, 2)], tokens=3, threads=1)
+
+
+def test_a_peer_that_raises_anything_keeps_what_it_did_and_says_why() -> None:
+    peer = Peer()
+
+    def turn(setting: Setting, peer: Peer) -> None:
+        peer.samples.append(sample(0.5))
+        raise ZeroDivisionError("a message\n  of two lines")
+
+    peers.take_turn(SETTING, peer, turn)
+    assert peer.tokens_per_s == pytest.approx(2.0)
+    assert peer.reason == "ZeroDivisionError: a message of two lines"
+    [_, figure] = peers.figures(Peer(samples=[sample(0.1)]), {"peer": peer}, 1, 25)
+    assert figure.value == pytest.approx(5.0)
+    assert (figure.bound or "").endswith("a message of two lines")
+
+
+@pytest.fixture
+def _no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark around its parts: a disk, a model and prompts that are not there."""
+
+    class FakeLink:
+        rates, threads, typical = {1: [2e9]}, 1, 2e9
+
+        def rate(self) -> float:
+            return 2e9
+
+    monkeypatch.setattr(offload_run, "inflated_folder", lambda cache: cache)
+    monkeypatch.setattr(offload_run, "_prompts", lambda folder, count: [(1, 2)] * count)
+    monkeypatch.setattr(offload_run, "_sizes", lambda folder: (12 * MB, 0.9))
+    monkeypatch.setattr(offload_run, "Link", lambda *_, **__: FakeLink())
+
+
+@contextmanager
+def contender(folder: Path, memory: str, policies: str | None) -> Iterator[Fake]:
+    """Dies at a quarter resident."""
+    if memory == "25%":
+        raise ContenderError("smoe.bench.offload.own: killed")
+    yield Fake(memory, [])
+
+
+@pytest.mark.usefixtures("_no_model")
+def test_what_was_measured_is_written_whatever_comes_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[str]] = []
+
+    def stopped(setting: Setting, peer: Peer) -> None:
+        body = json.loads((tmp_path / "offload-quick.json").read_text())
+        written.append([row["figure"] for row in body["summary"]])
+        assert len(body["samples"]["capacities"]) == 2
+        assert body["samples"]["peers"]["smoe"]["reason"] == "OSError: no space left"
+        raise KeyboardInterrupt
+
+    def failing(setting: Setting, peer: Peer, config: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(offload_run, "_own", contender)
+    monkeypatch.setattr(peers, "run_own", failing)
+    monkeypatch.setattr(peers, "run_accelerate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        offload_run.run(quick=True, cache=tmp_path, out=tmp_path)
+    [figures] = written
+    assert "10 % evict=lru: warm decode" in figures
+    assert "50 % evict=lru: warm decode" in figures
+    assert "25 %" in figures
+
+
+@pytest.mark.usefixtures("_no_model")
+def test_a_capacity_that_fails_is_a_row_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_run, "_own", contender)
+    result = offload_run.run(quick=True, cache=tmp_path, out=tmp_path, with_peers=False)
+    [row] = [figure for figure in result.summary if figure.figure == "25 %"]
+    assert (row.value, row.met, row.bound) == (None, False, "smoe.bench.offload.own: killed")
+    assert (tmp_path / "offload-quick.png").exists()
+
+
+@pytest.fixture
+def larger_model(tmp_path: Path) -> Iterator[Path]:
+    """300 MB of experts, which would not fit beside a process within the allowance."""
+    folder = tmp_path / "larger"
+    inflate(open_checkpoint("builtin"), folder, hidden=512, expert_ffn=256, dtype="bfloat16")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_contender_stays_within_its_budget_and_the_fixed_allowance(larger_model: Path) -> None:
+    config = offload_run.own_config(larger_model, "10%", "evict=lru")
+    experts = sum(path.stat().st_size for path in larger_model.glob("*.safetensors"))
+    with Process("smoe.bench.offload.own", [json.dumps(config)]) as process:
+        budget = int(process.ask({"op": "open"})["budget_bytes"])
+        found = decode(process, range(2, 26), 8)
+    assert 0.09 * experts < budget < 0.11 * experts
+    assert found.experts.bytes_moved > budget
+    assert budget < found.peak_rss_bytes < budget + GOAL_RSS_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 
 from smoe.bench.offload.limit import MemoryLimit, drop_page_cache
 from smoe.bench.offload.measure import decode
-from smoe.bench.offload.process import ContenderError, Process
+from smoe.bench.offload.process import Process, one_line
 from smoe.bench.offload.sample import Sample
 from smoe.bench.result import Figure
 
@@ -31,6 +31,9 @@ class Peer:
     def tokens_per_s(self) -> float | None:
         return median(1 / s.mean_step_s for s in self.samples) if self.samples else None
 
+    def to_json(self) -> dict[str, Any]:
+        return {"limited": self.limited, "reason": self.reason, "samples": [s.to_json() for s in self.samples]}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -42,7 +45,15 @@ class Setting:
     threads: int
 
 
-def run_own(setting: Setting, config: dict[str, Any], peer: Peer) -> None:
+def take_turn(setting: Setting, peer: Peer, turn: Callable[[Setting, Peer], None]) -> None:
+    """Whatever goes wrong, in making the peer's files as well, becomes its reason: what others measured is kept."""
+    try:
+        turn(setting, peer)
+    except Exception as error:
+        peer.reason = one_line(error)
+
+
+def run_own(setting: Setting, peer: Peer, config: dict[str, Any]) -> None:
     def start(limit_folder: str | None) -> Process:
         return Process("smoe.bench.offload.own", [json.dumps({**config, "limit_folder": limit_folder})])
 
@@ -76,7 +87,7 @@ def run_llama(setting: Setting, peer: Peer) -> None:
 
 
 def _run(peer: Peer, setting: Setting, files: list[Path], start: Callable[[str | None], Process]) -> None:
-    """One process through every prompt, under a group of its own. What fails becomes the peer's reason."""
+    """One process through every prompt, under a group of its own."""
     drop_page_cache(files)
     with MemoryLimit(setting.limit_bytes) as limit:
         folder = None if limit.folder is None else str(limit.folder)
@@ -86,9 +97,8 @@ def _run(peer: Peer, setting: Setting, files: list[Path], start: Callable[[str |
                 process.ask({"op": "open", "limit_folder": folder})
                 for prompt in setting.prompts:
                     peer.samples.append(decode(process, prompt, setting.tokens))
-            except ContenderError as error:
-                peer.reason = str(error)
-            peer.peak_bytes = max(peer.peak_bytes, limit.peak_bytes or 0)
+            finally:
+                peer.peak_bytes = max(peer.peak_bytes, limit.peak_bytes or 0)
 
 
 def figures(own: Peer, peers: dict[str, Peer], limit_bytes: int, percent: float) -> list[Figure]:

@@ -1,16 +1,22 @@
 """The benchmark's end of a contender's process."""
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import smoe
 from smoe.bench.offload.worker import Message
+
+_SOURCES = str(Path(smoe.__file__).absolute().parents[1])
 
 
 class ContenderError(RuntimeError):
@@ -18,12 +24,16 @@ class ContenderError(RuntimeError):
 
 
 class Process:
-    """`python -m module arguments...`, asked one message at a time. Closing it ends the process."""
+    """`python -m module arguments...`, asked one message at a time. Closing it ends the process.
+
+    It runs the smoe that this process runs, wherever another one may be installed or lie in the working directory.
+    """
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_SOURCES, os.environ.get("PYTHONPATH"))))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -55,7 +65,8 @@ class Process:
     def close(self) -> None:
         """Idempotent."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # a question that it ended without reading
+                self._process.stdin.close()
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
@@ -78,3 +89,9 @@ class Process:
         self._stderr.seek(0)
         lines = [line for line in self._stderr.read().splitlines() if line.strip()]
         return f"{self.name}: ended with {code}: {lines[-1] if lines else 'no message'}"
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, for a table."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ContenderError) else f"{type(error).__name__}: {text}"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from smoe.bench.offload.measure import Capacity, measure
 from smoe.bench.offload.peers import Peer, Setting
 from smoe.bench.offload.plot import Curve, plot
 from smoe.bench.offload.predict import curve, prediction_figures
-from smoe.bench.offload.process import Process
+from smoe.bench.offload.process import ContenderError, Process, one_line
 from smoe.bench.offload.report import GOAL_PERCENT, capacity_figures, sample_rows
 from smoe.bench.quality.texts import DOMAINS, heldout_tokens, windows
 from smoe.bench.result import Figure, Result
@@ -48,8 +49,9 @@ QUICK = Size(percents=(10, 25, 50), tokens=16, cold_repeats=1, repeats=2, peer_t
 def run(*, quick: bool, cache: Path, out: Path, policies: str = CHOSEN, with_peers: bool = True) -> Result:
     """Takes some ten minutes on an idle machine, `quick` three.
 
-    `cache` keeps the inflated model (4.9 GB) and the peers' copies of it (10 GB); pictures go to `out`. Raises
-    ConfigError for policies that do not parse, or that are demand LRU itself.
+    `cache` keeps the inflated model (4.9 GB) and the peers' copies of it (10 GB); pictures go to `out`, and so does the
+    result after each part of it. A part that fails is a row that says why. Raises ConfigError for policies that do not
+    parse, or that are demand LRU itself.
     """
     spec, size = parse_policies(policies), QUICK if quick else FULL
     spec.check_live()
@@ -64,50 +66,71 @@ def run(*, quick: bool, cache: Path, out: Path, policies: str = CHOSEN, with_pee
     link = Link(files, expert_bytes, repeats=2 if quick else 5)
     result.samples["link_bytes_per_s"] = {f"{threads} threads": rates for threads, rates in link.rates.items()}
     result.add(Figure(figure="plain direct reads", value=link.typical / 1e9, unit="GB/s", bound=_spread(link)))
-    measured = _measure(folder, names, link, prompts, size)
-    for found in measured:
-        for figure in capacity_figures(found, DEMAND, policies, lossy=spec.lossy):
-            result.add(figure)
-    result.samples["capacities"] = sample_rows(measured)
+    measured: list[Capacity] = []
+    for percent, outcome in _measure(folder, names, link, prompts, size):
+        if isinstance(outcome, Capacity):
+            measured.append(outcome)
+            for figure in capacity_figures(outcome, DEMAND, policies, lossy=spec.lossy):
+                result.add(figure)
+            result.samples["capacities"] = sample_rows(measured)
+        else:
+            result.add(Figure(figure=f"{percent:g} %", value=None, unit="", goal="measured", met=False, bound=outcome))
+        result.write(out)
+        print(f"{percent:g} % resident: {'measured' if isinstance(outcome, Capacity) else outcome}", flush=True)
     predicted: dict[str, Curve] = {
         name: curve(measured, each, expert_bytes, expert_share) for name, each in names.items()
     }
     for figure in prediction_figures(measured, predicted):
         result.add(figure)
     result.samples["predicted_tokens_per_s"] = predicted
+    if measured:
+        plot(measured, predicted, out / f"{result.name}.png")
     if with_peers:
-        for figure in _peers(folder, cache, prompts, size, result):
+        for figure in _peers(folder, cache, prompts, size, result, out):
             result.add(figure)
-    plot(measured, predicted, out / f"{result.name}.png")
     return result
 
 
 def _measure(
     folder: Path, names: dict[str, PolicySpec], link: Link, prompts: list[tuple[int, ...]], size: Size
-) -> list[Capacity]:
-    measured = []
+) -> Iterator[tuple[float, Capacity | str]]:
+    """(percent, what was measured, or in one line why it was not) as they come."""
     with _own(folder, "all", None) as resident:
         resident.ask({"op": "open"})
         for percent in size.percents:
-            with ExitStack() as stack:
-                contenders = {n: stack.enter_context(_own(folder, f"{percent:g}%", n)) for n in names}
-                measured.append(
-                    measure(
-                        percent,
-                        contenders,
-                        resident,
-                        link.rate,
-                        prompts,
-                        tokens=size.tokens,
-                        cold_repeats=size.cold_repeats,
-                        repeats=size.repeats,
-                    )
-                )
-            print(f"{percent:g} % resident: measured", flush=True)
-    return measured
+            try:
+                yield percent, _measure_at(percent, folder, names, resident, link, prompts, size)
+            except (ContenderError, OSError) as error:
+                yield percent, one_line(error)
 
 
-def _peers(folder: Path, cache: Path, prompts: list[tuple[int, ...]], size: Size, result: Result) -> Iterator[Figure]:
+def _measure_at(
+    percent: float,
+    folder: Path,
+    names: dict[str, PolicySpec],
+    resident: Process,
+    link: Link,
+    prompts: list[tuple[int, ...]],
+    size: Size,
+) -> Capacity:
+    with ExitStack() as stack:
+        contenders = {n: stack.enter_context(_own(folder, f"{percent:g}%", n)) for n in names}
+        return measure(
+            percent,
+            contenders,
+            resident,
+            link.rate,
+            prompts,
+            tokens=size.tokens,
+            cold_repeats=size.cold_repeats,
+            repeats=size.repeats,
+        )
+
+
+def _peers(
+    folder: Path, cache: Path, prompts: list[tuple[int, ...]], size: Size, result: Result, out: Path
+) -> list[Figure]:
+    """The result is written after each, with what was measured so far."""
     setting = Setting(
         folder=folder,
         scratch=cache / "peers",
@@ -118,16 +141,18 @@ def _peers(folder: Path, cache: Path, prompts: list[tuple[int, ...]], size: Size
     )
     own, accelerate, llama = Peer(), Peer(), Peer()
     config = own_config(folder, f"{GOAL_PERCENT}%", DEMAND)
-    peers.run_own(setting, config, own)
-    peers.run_accelerate(setting, accelerate)
-    peers.run_llama(setting, llama)
-    peers.run_own(setting, config, own)
     named = {"transformers + accelerate disk offload": accelerate, "llama.cpp, memory-mapped": llama}
-    result.samples["peers"] = {
-        name: {"limited": peer.limited, "reason": peer.reason, "samples": [s.to_json() for s in peer.samples]}
-        for name, peer in {peers.OWN: own, **named}.items()
-    }
-    yield from peers.figures(own, named, LIMIT_BYTES, GOAL_PERCENT)
+    everyone = {peers.OWN: own, **named}
+    for peer, turn in (
+        (own, partial(peers.run_own, config=config)),
+        (accelerate, peers.run_accelerate),
+        (llama, peers.run_llama),
+        (own, partial(peers.run_own, config=config)),
+    ):
+        peers.take_turn(setting, peer, turn)
+        result.samples["peers"] = {name: each.to_json() for name, each in everyone.items()}
+        result.write(out)
+    return peers.figures(own, named, LIMIT_BYTES, GOAL_PERCENT)
 
 
 def own_config(folder: Path, memory: str, policies: str | None) -> dict[str, Any]:
