@@ -74,6 +74,7 @@ def cut(world: World) -> dict[str, Any]:
         "alone": (alone.rank, alone.ranks, alone.all_gather(torch.tensor([rank]), "gather").tolist()),
         "all": world.stretch(4) is world.all,
         "everyone": world.all.all_gather(torch.tensor([rank]), "sizes").tolist(),
+        "nothing": [exchange(torch.empty(0, 4), "gather").shape for exchange in (own.all_reduce, own.all_gather)],
         "network": world.ledger.all_traffic()["gather"].network,
     }
 
@@ -87,6 +88,7 @@ def test_ranks_cut_into_groups_exchange_within_them_and_over_all() -> None:
         assert found["alone"] == (0, (rank,), [rank])
         assert found["all"]
         assert found["everyone"] == [0, 1, 2, 3]
+        assert found["nothing"] == [(0, 4), (0, 4)]  # a group without rows still joins
         assert found["network"] == (8 if first == 0 else 0)  # the ledger knows a group's ranks by their global ones
 
 
