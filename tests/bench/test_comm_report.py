@@ -6,13 +6,14 @@ from statistics import median
 
 import pytest
 
-from smoe.bench.comm import report
 from smoe.bench.comm.alpha_beta import Line
 from smoe.bench.comm.cases import BASE, BEST, CASES, DEDUP, Case, Work
 from smoe.bench.comm.formula import LayerBytes
 from smoe.bench.comm.load import LoadPlan, latencies_ms
-from smoe.bench.comm.measure import Counted, Series, Timed, in_turn
+from smoe.bench.comm.measure import Counted, Key, Series, Timed, in_turn
 from smoe.bench.comm.plot import plot_growth, plot_speed
+from smoe.bench.comm.report import add_figures
+from smoe.bench.comm.report_model import add_load_figures, add_model_figures
 from smoe.bench.result import Figure, Result
 from smoe.metrics.latency import RequestTimes
 
@@ -30,7 +31,7 @@ def series_of(case: Case, rows: int, phase: str, step_s: float) -> Series:
 
 
 @pytest.fixture
-def series() -> dict[report.Key, Series]:
+def series() -> dict[Key, Series]:
     found = {}
     for phase, rows in (("prefill", 8), ("prefill", 16), ("decode", 4)):
         for case in CASES:
@@ -43,9 +44,9 @@ def figures(result: Result) -> dict[str, Figure]:
     return {figure.figure: figure for figure in result.summary}
 
 
-def test_goals_are_of_the_slow_link_and_prefill(series: dict[report.Key, Series]) -> None:
+def test_goals_are_of_the_slow_link_and_prefill(series: dict[Key, Series]) -> None:
     result = Result(name="comm", config={})
-    report.add_figures(result, series, hosts=4, slow=200)
+    add_figures(result, series, hosts=4, slow=200)
     found = figures(result)
     over_base = found["200 Mbit/s, prefill: speculative + grouping over allreduce"]
     over_dedup = found["200 Mbit/s, prefill: speculative + grouping over allreduce, de-duplicated"]
@@ -59,17 +60,17 @@ def test_goals_are_of_the_slow_link_and_prefill(series: dict[report.Key, Series]
     assert len(result.samples["series"]) == len(series)  # type: ignore[arg-type]
 
 
-def test_a_ledger_that_is_off_by_a_byte_is_told(series: dict[report.Key, Series]) -> None:
+def test_a_ledger_that_is_off_by_a_byte_is_told(series: dict[Key, Series]) -> None:
     key = next(iter(series))
     wrong = series[key].counted
     series[key].counted = replace(wrong, ledger=wrong.ledger | {"dispatch": wrong.ledger["dispatch"] + 1 / 6})
     result = Result(name="comm", config={})
-    report.add_figures(result, series, hosts=4, slow=200)
+    add_figures(result, series, hosts=4, slow=200)
     figure = figures(result)["ledger equal to the formula, to the byte"]
     assert (figure.met, figure.value) == (False, pytest.approx(1 - 1 / len(series)))
 
 
-def test_pictures_of_all_series(series: dict[report.Key, Series], tmp_path: Path) -> None:
+def test_pictures_of_all_series(series: dict[Key, Series], tmp_path: Path) -> None:
     rows = [
         {
             "mbit": 200,
@@ -92,7 +93,7 @@ def test_the_model_is_judged_by_how_far_it_is_off() -> None:
     pairs = ((1.0, 2.0), (3.0, 2.0), (2.0, 2.0))
     rows = [{"mbit": 200, "ranks": 4, "predicted_ms": p, "measured_ms": m} for p, m in pairs]
     result = Result(name="comm", config={})
-    report.add_model_figures(result, rows, {(200, 4): {"all_to_all": Line(0.001, 4e-8)}})
+    add_model_figures(result, rows, {(200, 4): {"all_to_all": Line(0.001, 4e-8)}})
     (figure,) = result.summary
     assert figure.value == pytest.approx(50.0)
     assert "all_to_all: 1.00 ms, 200 Mbit/s" in str(figure.bound)
@@ -104,7 +105,7 @@ def test_latencies_of_a_load() -> None:
     assert found == {"ttft": 1000.0, "tpot": 750.0, "p90 tbt": 1000.0}
     result = Result(name="comm", config={})
     plan = LoadPlan(requests=3, concurrency=1, prompt_tokens=4, new_tokens=3)
-    report.add_load_figures(result, {BASE.name: found, BEST.name: found}, 200, plan)
+    add_load_figures(result, {BASE.name: found, BEST.name: found}, 200, plan)
     assert [figure.value for figure in result.summary] == [1000.0, 750.0, 1000.0]
     assert median(figure.value or 0 for figure in result.summary) == 1000.0
 

@@ -36,7 +36,9 @@ class Raylets:
         self._starting = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
         for host, address in enumerate(network.addresses):
             where = (
-                ("--head", f"--port={PORT}", f"--temp-dir={folder}") if host == 0 else (f"--address={self.address}",)
+                ("--head", f"--port={PORT}", f"--temp-dir={folder}", "--include-dashboard=false")
+                if host == 0
+                else (f"--address={self.address}",)
             )
             self._start(host, f"--node-ip-address={address}", *where)
             self._wait(hosts=host + 1)
@@ -73,7 +75,7 @@ class Raylets:
 def raylets(network: Network) -> Iterator[Raylets]:
     """Ends with the network, whose closing ends everything on its hosts."""
     # Ray's sockets lie deep below this folder, and their paths must be short.
-    with tempfile.TemporaryDirectory(prefix="smoe-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="smoe-net-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         try:
             yield Raylets(network, Path(folder))
         finally:

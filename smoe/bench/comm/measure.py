@@ -1,6 +1,6 @@
 """Passes of every case in turn, and what the ranks' clocks and ledgers say of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
@@ -15,6 +15,8 @@ from smoe.collectives.ledger import Traffic
 from smoe.core.placement import Placement
 
 PROBE_BYTES = (16, 1024, 16384, 131072, 1048576)
+Key = tuple[int, int, str, str]
+"""Of a series: Mbit/s, ranks, name of the step, name of the case."""
 Item = TypeVar("Item")
 _DISPATCH = ("sizes", "dispatch", "combine")
 
@@ -151,7 +153,3 @@ def _dispatch_share(moved: Sequence[Moved]) -> float:
 def ratio(better: Series, base: Series) -> list[float]:
     """Throughput over `base`'s, pass by pass."""
     return [b.step_s / a.step_s for a, b in zip(better.passes, base.passes, strict=True)]
-
-
-Grid = Mapping[tuple[int, str, str], Series]
-"""By rate in Mbit/s, name of the step, name of the case."""

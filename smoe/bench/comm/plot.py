@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from smoe.bench.comm.cases import BASE, BEST, CASES, SCATTER
-from smoe.bench.comm.measure import Series
-from smoe.bench.comm.report import Key
+from smoe.bench.comm.measure import Key, Series
 
 
 def plot_speed(series: Mapping[Key, Series], hosts: int, path: Path) -> Path:

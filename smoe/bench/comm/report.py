@@ -4,23 +4,19 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from smoe.bench.comm.alpha_beta import Line
-from smoe.bench.comm.cases import BASE, BEST, CASES, DEDUP, ORACLE, RAGGED, SHUFFLED
-from smoe.bench.comm.load import LoadPlan
-from smoe.bench.comm.measure import Series, ratio
+from smoe.bench.comm.cases import BASE, BEST, CASES, DEDUP
+from smoe.bench.comm.measure import Key, Series, ratio
+from smoe.bench.comm.report_bytes import add_byte_figures
 from smoe.bench.result import Figure, Result
 
 GOALS = {BASE.name: 1.7, DEDUP.name: 1.3}
-GOAL_BYTES = 0.45
-Key = tuple[int, int, str, str]
-"""Mbit/s, ranks, name of the step, name of the case."""
 
 
 def add_figures(result: Result, series: Mapping[Key, Series], *, hosts: int, slow: int) -> None:
     steps = list(dict.fromkeys((mbit, work) for mbit, ranks, work, _ in series if ranks == hosts))
     result.samples["series"] = [_sample(key, each) for key, each in series.items()]
     _goals(result, series, steps, hosts, slow)
-    _bytes(result, series, steps, hosts)
+    add_byte_figures(result, series, *_largest(steps), hosts=hosts)
     for mbit, work in steps:
         for case in CASES:
             if (each := series.get((mbit, hosts, work, case.name))) is not None:
@@ -50,56 +46,10 @@ def _goals(
                 )
 
 
-def _bytes(result: Result, series: Mapping[Key, Series], steps: Sequence[tuple[int, str]], hosts: int) -> None:
-    mbit, work = max(
-        (step for step in steps if step[1].startswith("prefill")), key=lambda step: int(step[1].split()[1])
-    )
-    by_case = {
-        case: each for (at, ranks, step, case), each in series.items() if (at, ranks, step) == (mbit, hosts, work)
-    }
-    best, base = by_case[BEST.name].counted, by_case[BASE.name].counted
-    saved = 1 - best.total / base.total
-    result.add(
-        Figure(
-            figure=f"{work}: bytes of {BEST.name} below {BASE.name}",
-            value=100 * saved,
-            unit="%",
-            goal=f">= {100 * GOAL_BYTES:g} %",
-            met=saved >= GOAL_BYTES,
-            bound=f"{best.total / 1e6:.2f} of {base.total / 1e6:.2f} MB a layer over the network, all ranks",
-        )
-    )
-    counted = [each.counted for each in series.values()]
-    right = sum(each.equal for each in counted)
-    result.add(
-        Figure(
-            figure="ledger equal to the formula, to the byte",
-            value=right / len(counted),
-            unit="",
-            goal="1",
-            met=right == len(counted),
-            bound=f"{right} of {len(counted)} pairs of step and case, by purpose, over all layers and ranks",
-        )
-    )
-    for name in (case.name for case in (BASE, SHUFFLED, BEST, RAGGED, ORACLE) if case.name in by_case):
-        formula = by_case[name].counted.formula
-        result.add(
-            Figure(
-                figure=f"{work}: local activation rate, {name}",
-                value=100 * formula.lar,
-                unit="%",
-                bound=f"{formula.rows:,.0f} rows dispatched to other ranks a layer",
-            )
-        )
-    share = median(timed.dispatch_share for timed in by_case[BASE.name].passes)
-    result.add(
-        Figure(
-            figure=f"{mbit} Mbit/s, {work}: all-to-all in the MoE layer, {BASE.name}",
-            value=100 * share,
-            unit="%",
-            bound="sizes, dispatch and combine, of the time from the end of the all-reduce to the start of the gather",
-        )
-    )
+def _largest(steps: Sequence[tuple[int, str]]) -> tuple[int, str]:
+    """Rate and name of the prefill step with the most rows."""
+    prefills = [step for step in steps if step[1].startswith("prefill")]
+    return max(prefills, key=lambda step: int(step[1].split()[1]))
 
 
 def _speed(each: Series, mbit: int) -> Figure:
@@ -132,36 +82,3 @@ def _sample(key: Key, each: Series) -> dict[str, Any]:
         "lar": counted.formula.lar,
         "rows_to_other_ranks_a_layer": counted.formula.rows,
     }
-
-
-def add_model_figures(
-    result: Result, rows: Sequence[Mapping[str, Any]], lines: Mapping[tuple[int, int], Mapping[str, Line]]
-) -> None:
-    for (mbit, ranks), by_kind in lines.items():
-        own = [row for row in rows if (row["mbit"], row["ranks"]) == (mbit, ranks)]
-        off = [abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in own]
-        shown = "; ".join(
-            f"{kind}: {1000 * line.alpha_s:.2f} ms, {line.mbit_per_s:.0f} Mbit/s" for kind, line in by_kind.items()
-        )
-        result.add(
-            Figure(
-                figure=f"{mbit} Mbit/s, {ranks} ranks: alpha-beta model off by",
-                value=100 * median(off),
-                unit="%",
-                bound=f"median of {len(own)} pairs of step and case, most {100 * max(off):.0f} %; fitted {shown}",
-            )
-        )
-
-
-def add_load_figures(result: Result, found: Mapping[str, Mapping[str, float]], mbit: int, plan: LoadPlan) -> None:
-    for name in ("ttft", "tpot", "p90 tbt"):
-        base, best = found[BASE.name][name], found[BEST.name][name]
-        result.add(
-            Figure(
-                figure=f"{mbit} Mbit/s, closed load: {name.upper()} of {BEST.name}",
-                value=best,
-                unit="ms",
-                bound=f"{BASE.name} {base:.1f} ms, {base / best:.2f} x; {plan.requests} requests, {plan.concurrency} "
-                f"at a time, {plan.prompt_tokens} + {plan.new_tokens} tokens",
-            )
-        )

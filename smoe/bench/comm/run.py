@@ -6,16 +6,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smoe.bench.comm import report
 from smoe.bench.comm.alpha_beta import Line, predict
-from smoe.bench.comm.cases import BASE, BEST, CASES, DEDUP, RAGGED, SCATTER, Case, ModelPlan, Work
-from smoe.bench.comm.load import LoadPlan, latencies_ms, run_load
+from smoe.bench.comm.cases import BASE, BEST, DEDUP, SCATTER, Case, ModelPlan, Work
+from smoe.bench.comm.load import latencies_ms, run_load
 from smoe.bench.comm.measure import Counted, Series, count, in_turn, probe, rounds
 from smoe.bench.comm.namespaces import BURST_S, Network, why_not
 from smoe.bench.comm.overhead import OpenClient, measure
 from smoe.bench.comm.placements import Routes, decode, prefill
 from smoe.bench.comm.plot import plot_growth, plot_speed
 from smoe.bench.comm.ranks import Ranks
+from smoe.bench.comm.report import add_figures
+from smoe.bench.comm.report_model import add_load_figures, add_model_figures
+from smoe.bench.comm.size import FULL, QUICK, SLOW_MBIT, Size
 from smoe.bench.result import Result
 from smoe.core.errors import ConfigError
 from smoe.core.placement import Placement
@@ -25,51 +27,9 @@ from smoe.models.loading import open_checkpoint
 
 HIDDEN, EXPERT_FFN = 2048, 96
 HOSTS = 4
-SLOW_MBIT = 200
 _FEWER = (2, 1)
 _DTYPE_BYTES = 2
 SEED = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    cases: tuple[Case, ...]
-    mbit: tuple[int, ...]
-    prefill: tuple[int, ...]
-    decode: tuple[int, ...]
-    repeats: int
-    growth: tuple[int, ...]
-    """Steps at which one and two ranks are measured, too."""
-    texts: int
-    probes: int
-    load: LoadPlan
-    steps: int
-
-
-FULL = Size(
-    cases=CASES,
-    mbit=(SLOW_MBIT, 1000),
-    prefill=(256, 512, 1024, 2048),
-    decode=(16, 64, 128),
-    repeats=3,
-    growth=(256, 1024),
-    texts=48,
-    probes=5,
-    load=LoadPlan(requests=8, concurrency=4, prompt_tokens=192, new_tokens=24, repeats=2),
-    steps=48,
-)
-QUICK = Size(
-    cases=tuple(case for case in CASES if case != RAGGED),
-    mbit=(SLOW_MBIT,),
-    prefill=(256, 512),
-    decode=(16,),
-    repeats=1,
-    growth=(256,),
-    texts=16,
-    probes=2,
-    load=LoadPlan(requests=4, concurrency=2, prompt_tokens=96, new_tokens=8),
-    steps=16,
-)
 
 
 @dataclass(slots=True)
@@ -94,7 +54,7 @@ def run(open_client: OpenClient | None, *, quick: bool, cache: Path, out: Path) 
     with Network(HOSTS) as network:
         for ranks in (HOSTS, 2, 1):
             bench.world(network, ranks)
-    report.add_figures(bench.result, bench.found.series, hosts=HOSTS, slow=SLOW_MBIT)
+    add_figures(bench.result, bench.found.series, hosts=HOSTS, slow=SLOW_MBIT)
     growth = bench.add_predictions()
     if open_client is not None:
         bench.note("steps through actors on loopback")
@@ -163,7 +123,7 @@ class _Bench:
                 }
             )
         self.result.samples["growth"] = rows
-        report.add_model_figures(self.result, rows, self.found.lines)
+        add_model_figures(self.result, rows, self.found.lines)
         return rows
 
     def _works(self, whole: bool) -> tuple[list[Work], list[Work]]:
@@ -202,7 +162,7 @@ class _Bench:
         self.result.samples[f"load, {mbit} Mbit/s"] = {
             name: [asdict(one) for one in each] for name, each in times.items()
         }
-        report.add_load_figures(self.result, found, mbit, self.size.load)
+        add_load_figures(self.result, found, mbit, self.size.load)
 
 
 def _folder(cache: Path) -> Path:
