@@ -104,6 +104,19 @@ def test_groups_get_even_shares_of_a_steps_tokens_and_then_what_others_leave() -
     assert sizes(step(scheduler)[0]) == {"a": 1, "b": 1, "c": 14}  # one prompt is left: all of the budget is its
 
 
+def test_a_group_with_many_prompts_does_not_take_the_share_of_another() -> None:
+    scheduler = grouped(2, affinity=lambda prompt: [len(prompt) % 2, 0.5], max_num_batched_tokens=16)  # odd ones to 0
+    for name, prompt in (("a", 3), ("b", 4), ("c", 31), ("d", 30)):
+        scheduler.add(sequence(name, prompt, max_tokens=2))
+    assert sizes(step(scheduler)[0]) == {"a": 3, "b": 4, "c": 5, "d": 4}
+    assert sizes(step(scheduler)[0]) == {"a": 1, "b": 1, "c": 7, "d": 7}
+    for name, prompt in (("e", 5), ("f", 20)):
+        scheduler.add(sequence(name, prompt, max_tokens=2))
+    assert sizes(step(scheduler)[0]) == {"c": 8, "d": 8}
+    scheduler.finish(next(s for s in scheduler.running if s.request_id == "d"))
+    assert sizes(step(scheduler)[0]) == {"c": 9, "f": 7}  # e waits behind c, though it came before f
+
+
 def test_the_limit_on_sequences_is_for_all_groups_together() -> None:
     scheduler = grouped(2, max_num_seqs=3)
     for name in "abcd":
