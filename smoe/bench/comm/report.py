@@ -59,7 +59,8 @@ def _speed(each: Series, mbit: int) -> Figure:
         figure=f"{mbit} Mbit/s, {each.work.name}: {each.case.name}",
         value=each.rate,
         unit="tokens/s",
-        bound=f"{counted.total / 1e6:.3f} MB a layer, {100 * each.share:.0f} % of the step in exchanges; "
+        bound=f"{counted.total / 1e6:.3f} MB a layer, by the formula {counted.formula.total / 1e6:.3f} at LAR "
+        f"{100 * counted.formula.lar:.1f} %; {100 * each.share:.0f} % of the step in exchanges; "
         f"spread {min(rates):.0f}..{max(rates):.0f}",
     )
 
