@@ -15,6 +15,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """`model` is a folder or `builtin`. Limits are in tokens; None takes the model's own or a size that fits.
+    `max_num_seqs` and `max_num_batched_tokens` are for all data-parallel groups of `parallel` together.
 
     `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident, and then another
     `expert_policy` (read by smoe.offload.policies.spec) than the default is refused, having no effect.

@@ -36,9 +36,17 @@ def test_devices_elsewhere_give_way_to_second_ones_and_then_to_even_shares() -> 
     assert set(inside.chain_confidence.flatten().tolist()) == {0.25}
 
 
-def test_what_is_found_keeps_its_type() -> None:
-    tables = make_tables(4, vocab=9, layers=2)
-    found = within_group(tables, (0, 1))
+@pytest.mark.parametrize("ranks", [(0, 1), (2, 3), (3,), (1, 2, 3)])
+def test_places_are_those_of_the_group_and_two_wishes_differ(ranks: tuple[int, ...]) -> None:
+    tables = make_tables(4, vocab=90, layers=2)
+    found = within_group(tables, ranks)
+    for device in (found.token_device, found.token_second, found.chain_device):
+        assert device.min() >= 0
+        assert device.max() < len(ranks)
+    assert len(ranks) == 1 or not (found.token_device == found.token_second).any()
+    here = np.isin(tables.token_device, ranks)
+    assert (np.array(ranks)[found.token_device] == tables.token_device)[here].all()
+    assert (found.token_confidence == np.where(here, tables.token_confidence, 0)).all()
     for name in ("token_device", "token_second", "token_confidence", "chain_device", "chain_confidence"):
         before, after = getattr(tables, name), getattr(found, name)
         assert (after.dtype, after.shape) == (before.dtype, before.shape), name
@@ -57,7 +65,9 @@ def rows_of_ranks(tables: RoutingTables, token_ids: list[int], factor: float) ->
         gathered_T1 = schedule.gather(0, rows_R1)
         assert torch.equal(gathered_T1, number_T1)
         assert schedule._history is not None
-        assert set(schedule._history[1].tolist()) <= {0, 1, 2, 3}
+        seen_T = schedule._history[1]
+        assert set(seen_T[rows_R1.flatten().long()].tolist()) <= {3 - everyone.rank}
+        assert len(seen_T) == len(token_ids)
         return sorted(rows_R1.flatten().int().tolist())
 
     return run_groups(2, 2, body)
@@ -69,6 +79,12 @@ def test_each_group_shares_its_own_rows_by_the_devices_in_it() -> None:
     # Group 0 knows tokens 0 and 1, and the chain sends the others to device 0; group 1 spreads those by their ids.
     assert found[:2] == [[0, 2, 3, 5], [1, 4]]
     assert found[2:] == [[0, 2], [1, 3, 4, 5]]
+
+
+def test_before_the_first_layer_a_row_was_nowhere_and_unknown_ids_stay_in_the_group() -> None:
+    tables = one_layer([0], [1], [0.0], chain=0)
+    tables.chain_device[0, 4, 4] = 1
+    assert rows_of_ranks(tables, [9, 8, 7], factor=2.0)[:2] == [[], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 9])
