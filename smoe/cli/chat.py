@@ -13,13 +13,14 @@ from smoe.cli.sampling import sampling_params
 from smoe.cli.values import utf8
 from smoe.core.client import EngineClient
 from smoe.core.errors import ConfigError, RequestError, SmoeError
+from smoe.core.expert_tier import DEFAULT_TIER
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
 
 NAME = "chat"
 EXAMPLE = options.example("smoe chat --model builtin --max-tokens 64")
 
-_HELP = "/reset forgets the conversation, /exit or end of input leaves"
+_HELP = "/reset forgets the conversation, /memory SIZE sets what experts may take, /exit or end of input leaves"
 
 
 def command(
@@ -34,7 +35,9 @@ def command(
     stop: options.Stop = None,
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
+    expert_memory_max: options.ExpertMemoryMax = None,
     expert_policy: options.ExpertPolicy = None,
+    expert_tier: options.ExpertTier = DEFAULT_TIER,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
     tensor_parallel_size: options.TensorParallelSize = None,
@@ -47,7 +50,8 @@ def command(
     in_process: options.InProcess = False,
     print_config: options.PrintConfig = False,
 ) -> int:
-    """Talk to a model, a line at a time. /reset forgets the conversation, /exit leaves."""
+    """Talk to a model, a line at a time. /reset forgets the conversation, /memory SIZE sets what experts may take
+    (up to --expert-memory-max), /exit leaves."""
     params = sampling_params(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
     )
@@ -58,7 +62,9 @@ def command(
         model=model,
         dtype=dtype,
         expert_memory=expert_memory,
+        expert_memory_max=expert_memory_max,
         expert_policy=expert_policy,
+        expert_tier=expert_tier,
         max_model_len=max_model_len,
         threads=threads,
         tensor_parallel_size=tensor_parallel_size,
@@ -99,6 +105,9 @@ def _talk(client: EngineClient, conversation: Conversation, params: SamplingPara
                 return
             if said == "/reset":
                 conversation.reset()
+            elif said.startswith("/memory "):
+                slots = client.resize_experts(said.removeprefix("/memory ").strip())
+                print(f"{slots} experts fit, over all layers", file=sys.stderr)
             elif said.startswith("/"):
                 raise RequestError("command", said, _HELP)
             elif said:

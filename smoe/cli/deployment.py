@@ -19,6 +19,7 @@ _FIELDS = {
     "max_model_len": "model.max_model_len",
     "threads": "engine.threads",
     "expert_memory": "experts.memory",
+    "expert_memory_max": "experts.memory_max",
     "expert_policy": "experts.policy",
     "expert_tier": "experts.tier",
     "expert_link": "experts.link",

@@ -14,6 +14,14 @@ ExpertMemoryOption = Annotated[
         help="Memory for experts: slots a layer (16), a fraction (25%), bytes (2GiB), all or auto.",
     ),
 ]
+ExpertMemoryMax = Annotated[
+    str | None,
+    typer.Option(
+        "--expert-memory-max",
+        metavar="SIZE",
+        help="How far --expert-memory can be raised while the model runs (in a chat, by /memory SIZE).",
+    ),
+]
 ExpertPolicy = Annotated[
     str | None,
     typer.Option(

@@ -18,6 +18,7 @@ def command(
     model: options.Model = "builtin",
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
+    expert_memory_max: options.ExpertMemoryMax = None,
     expert_policy: options.ExpertPolicy = None,
     expert_tier: options.ExpertTier = DEFAULT_TIER,
     expert_link: options.ExpertLink = None,
@@ -33,6 +34,7 @@ def command(
         model=model,
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
+        expert_memory_max=expert_memory_max,
         expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
         expert_tier=expert_tier,
         expert_link=expert_link,
@@ -60,6 +62,8 @@ def command(
     from smoe.cli.answers import size
 
     experts = f"{plan.expert_slots:,} of {plan.num_moe_layers * plan.num_experts:,} experts"
+    if expert_memory_max is not None:
+        experts += f" at first; memory for {expert_memory_max}"
     below = "none" if plan.all_resident else f"{checkpoint.folder} ({size(plan.experts_total_bytes)})"
     hosted = f"{plan.host_expert_slots:,} of {plan.num_moe_layers * plan.num_experts:,} experts"
     table = Table(title=f"{checkpoint.folder.name}: {checkpoint.spec.family}, {plan.dtype}", title_justify="left")

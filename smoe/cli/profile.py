@@ -15,6 +15,7 @@ from smoe.cli.progress import Progress
 from smoe.cli.values import integer, no_effect, number
 from smoe.core.config import DEFAULT_POLICY, EngineConfig
 from smoe.core.errors import ConfigError
+from smoe.core.expert_tier import DEFAULT_TIER
 
 if TYPE_CHECKING:
     from smoe.cli.preflight import Preflight
@@ -61,6 +62,7 @@ def command(
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
     expert_policy: options.ExpertPolicy = None,
+    expert_tier: options.ExpertTier = DEFAULT_TIER,
     threads: options.Threads = None,
     in_process: options.InProcess = False,
 ) -> int:
@@ -84,6 +86,7 @@ def command(
         dtype=dtype_of(dtype),
         expert_memory=expert_memory,
         expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
+        expert_tier=expert_tier,
         threads=integer("threads", threads),
         record_routes=str(folder_path),
         record_logits=record_logits,

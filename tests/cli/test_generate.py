@@ -71,6 +71,21 @@ def test_chat_survives_bad_lines(smoe: Callable, monkeypatch: pytest.MonkeyPatch
     assert "command: '/nonsense'" in errors[1]
 
 
+def test_experts_of_a_chat_can_be_given_more_memory(smoe: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = b"Once upon\n/memory 50%\n/reset\nOnce upon\n/memory 90%\n/memory\n"
+    monkeypatch.setattr(sys, "stdin", Stdin(lines))
+    limits = ("--expert-memory", "10%", "--expert-memory-max", "50%", "--expert-tier", "host")
+    result = smoe("chat", "--in-process", "--max-tokens", "4", *limits)
+    assert result.code == 0
+    first, second = result.out.splitlines()
+    assert first == second
+    assert "192 experts fit, over all layers\n" in result.err
+    errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2
+    assert "expert_memory: '90%' (up to expert_memory_max" in errors[0]
+    assert "command: '/memory'" in errors[1]
+
+
 def test_a_recorded_run_can_be_looked_into(smoe: Callable, tmp_path: Path) -> None:
     trace = str(tmp_path / "routes.safetensors")
     arguments = ("--prompt", "Once", "--max-tokens", "3", "--record-routes", trace)
@@ -85,3 +100,6 @@ def test_plan_counts_what_it_shows(smoe: Callable) -> None:
     assert plan["expert_slots"] == plan["num_moe_layers"] * plan["num_experts"] // 4
     assert plan["predicted_peak_rss_bytes"] > plan["dense_bytes"] + plan["experts_resident_bytes"]
     assert "96 of 384 experts" in smoe("plan", "--expert-memory", "25%").out
+    most = json.loads(smoe("plan", "--expert-memory", "25%", "--expert-memory-max", "50%", "--json").out)
+    assert most["expert_slots"] == plan["expert_slots"]
+    assert most["experts_resident_bytes"] == 2 * plan["experts_resident_bytes"]

@@ -38,10 +38,11 @@ def test_text_is_read_and_labelled(smoe: Callable, texts: Path, tmp_path: Path) 
 
 
 def test_a_quarter_of_the_experts_in_memory_records_the_same(smoe: Callable, texts: Path, tmp_path: Path) -> None:
-    files = [tmp_path / "all.safetensors", tmp_path / "quarter.safetensors"]
-    for out, memory in zip(files, ("all", "25%"), strict=True):
-        assert smoe("profile", "--data", str(texts), "--out", str(out), "--expert-memory", memory, *FAST).code == 0
-    assert files[0].read_bytes() == files[1].read_bytes()
+    whole, *parts = [tmp_path / f"{name}.safetensors" for name in ("all", "quarter", "host")]
+    quarter = ("--expert-memory", "25%")
+    for out, options in ((whole, ()), (parts[0], quarter), (parts[1], (*quarter, "--expert-tier", "host"))):
+        assert smoe("profile", "--data", str(texts), "--out", str(out), *options, *FAST).code == 0
+    assert all(part.read_bytes() == whole.read_bytes() for part in parts)
 
 
 @pytest.mark.ray

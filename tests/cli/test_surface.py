@@ -23,18 +23,22 @@ DEPLOYMENT = [
 ]
 SURFACE = {
     "generate": sorted([*COMMON, *SAMPLING, *GENERATE, *DEPLOYMENT]),
-    "chat": sorted([*COMMON, *SAMPLING, *DEPLOYMENT, "--in-process", "--threads"]),
-    "plan": sorted([*COMMON, "--expert-link", "--expert-tier", "--json", "--max-num-seqs"]),
+    "chat": sorted(
+        [*COMMON, *SAMPLING, *DEPLOYMENT, "--expert-memory-max", "--expert-tier", "--in-process", "--threads"]
+    ),
+    "plan": sorted([*COMMON, "--expert-link", "--expert-memory-max", "--expert-tier", "--json", "--max-num-seqs"]),
     "doctor": ["--dir", "--help", "--json"],
     "bench cache": ["--help", "--in-process", "--out", "--quick", "--trace"],
     "bench comm": ["--cache", "--help", "--out", "--quick", "--skip-actors"],
     "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
     "bench offload": ["--cache", "--help", "--out", "--policies", "--quick", "--skip-peers"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
+    "bench regroup": ["--data", "--help", "--in-process", "--out", "--parts", "--quick"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
     "profile": [
-        *("--data", "--dtype", "--expert-memory", "--expert-policy", "--help", "--in-process", "--max-sequence"),
-        *("--max-tokens", "--model", "--out", "--pack", "--record-logits", "--sample", "--seed", "--threads"),
+        *("--data", "--dtype", "--expert-memory", "--expert-policy", "--expert-tier", "--help", "--in-process"),
+        *("--max-sequence", "--max-tokens", "--model", "--out", "--pack", "--record-logits", "--sample", "--seed"),
+        "--threads",
     ],
     "placement diff": ["--expert-bytes", "--help", "--json", "AFTER", "BEFORE"],
     "placement export": ["--format", "--help", "--out", "DIR"],
@@ -48,7 +52,7 @@ SURFACE = {
     ],
     "simulate": [
         *("--batch", "--compute", "--expert-bytes", "--expert-memory", "--expert-policy", "--help", "--in-process"),
-        *("--jobs", "--json", "--link", "--max-tokens", "--mode", "--pool", "--seed", "--trace"),
+        *("--jobs", "--json", "--link", "--max-tokens", "--mode", "--pause-share", "--pool", "--seed", "--trace"),
     ],
     "trace import": [
         *("--dataset", "--help", "--incomplete", "--max-sequence", "--max-tokens", "--num-experts", "--out"),
