@@ -9,6 +9,7 @@ from smoe.clustering.incumbent import Incumbent
 from smoe.clustering.polish import Polish
 from smoe.clustering.problem import Array, Balance, LayerProblem, LayerSolution
 from smoe.clustering.sampling import align, draw, entropy, even_chance, frequencies
+from smoe.clustering.settle import trade_experts
 from smoe.clustering.sketch import sketch
 from smoe.clustering.units import Units, units_of
 from smoe.core.errors import ConfigError
@@ -114,4 +115,6 @@ class CrossEntropy:
         whole = Polish(units, polish.limit, polish.fine)
         for device in [best.device, *candidates[:2]]:
             best.offer(whole.descend(device))
+        trade_experts(best, units, rng)
+        best.end_round()
         best.end_round()

@@ -5,14 +5,18 @@ import numpy as np
 from smoe.clustering.objective import load_imbalance, load_limit, local_share, objective
 from smoe.clustering.problem import Array, Balance, LayerProblem, LayerSolution
 from smoe.clustering.refine import TOLERANCE
+from smoe.clustering.row_trades import shake_rows
 from smoe.clustering.tokens import assign_rows, fine_of, negligible
 from smoe.clustering.units import Units, in_order
+
+NEAR = 1.1
 
 
 class Incumbent:
     """Takes only what is better: less load above the limit, then a lower objective.
 
     `limit` and `fine` are what a search for it goes by: activations of a device, and activations a token too many.
+    With `row_kicks` it also shakes the rows of what comes near to the best.
     """
 
     def __init__(self, problem: LayerProblem, units: Units, balance: Balance) -> None:
@@ -25,12 +29,18 @@ class Incumbent:
         self._key = (np.inf, np.inf)
         self._history: list[tuple[float, float, float]] = []
         self.device = in_order(units)
+        self.row_kicks = 0
 
-    def offer(self, device: Array) -> None:
+    def offer(self, device: Array) -> tuple[float, float]:
+        """What is better has the smaller answer: load above the limit, and the objective."""
         solution = place(self._problem, self._units.expert_device(device), self._theta)
         key = (self._excess(device), objective(self._problem, solution, self._theta))
+        if self.row_kicks and key < (self._key[0], NEAR * self._key[1]):
+            solution = self._shaken(solution)
+            key = (key[0], objective(self._problem, solution, self._theta))
         if key < self._key:
             self._key, self._best, self.device = key, solution, device
+        return key
 
     def end_round(self) -> None:
         best = self.solution()
@@ -44,6 +54,12 @@ class Incumbent:
         return LayerSolution(
             expert_device=self._best.expert_device, row_device=self._best.row_device, history=tuple(self._history)
         )
+
+    def _shaken(self, solution: LayerSolution) -> LayerSolution:
+        problem, rng = self._problem, np.random.default_rng(0)
+        local = problem.local(solution.expert_device)
+        rows = shake_rows(solution.row_device, local, problem.mass, self.fine, self.row_kicks, rng)
+        return LayerSolution(expert_device=solution.expert_device, row_device=rows)
 
     def _excess(self, device: Array) -> float:
         if self.limit is None:

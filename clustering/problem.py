@@ -56,11 +56,15 @@ class LayerProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What a solution may cost in balance. `theta` in (0, 1) weighs token imbalance against remote activations, as in
-    the programme. `max_load` is a hard limit on expert load: the busiest device's activations over the mean; None is
-    no limit. A limit that no placement can keep is kept as nearly as the solver finds."""
+    """What a solution may cost in balance.
 
-    theta: float = 0.5
+    `theta` in (0, 1) weighs token imbalance against remote activations, as in the programme. From 1/3 on an even number
+    of tokens comes before any locality; at run time equal chunks even them out for less, so the default is small.
+    `max_load` is a hard limit on expert load: the busiest device's activations over the mean; None is no limit. A limit
+    that no placement can keep is kept as nearly as the solver finds.
+    """
+
+    theta: float = 0.001
     max_load: float | None = None
 
 

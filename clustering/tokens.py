@@ -7,6 +7,7 @@ price for a token on each device, within +-fine, and every row goes where local 
 import numpy as np
 
 from smoe.clustering.problem import Array, LayerProblem
+from smoe.clustering.row_trades import FEW_ROWS, settle_rows
 
 # Prices need not be exact: what they leave uneven is levelled row by row.
 SWEEPS = 3
@@ -55,6 +56,8 @@ def assign_rows(local: Array, mass: Array, fine: float) -> Array:
     device = (local if free else local - token_prices(local, mass, fine) * mass[:, None]).argmax(axis=1)
     if fine > 0.0 and local.shape[1] > 1:
         _level(device, local, mass, fine)
+        if len(mass) <= FEW_ROWS:
+            settle_rows(device, local, mass, fine)
     return np.asarray(device, dtype=np.int16)
 
 

@@ -56,7 +56,7 @@ def command(
         list[str] | None, typer.Option("--solver-option", metavar="NAME=X", help="Of the solver; may be repeated.")
     ] = None,
     theta: Annotated[
-        str | None, typer.Option("--theta", metavar="X", help="Weight of token balance against locality; default 0.5.")
+        str | None, typer.Option("--theta", metavar="X", help="Weight of token balance; default 0.001.")
     ] = None,
     max_load: Annotated[
         str | None,

@@ -30,7 +30,7 @@ class RegroupConfig:
     slots_of_device: tuple[int, ...] | None = None
     solver: str = "cross-entropy"
     solver_options: Mapping[str, Any] = field(default_factory=dict)
-    theta: float = 0.5
+    theta: float = 0.001
     max_load: float | None = 1.35
     heldout: float = 0.2
     seed: int = 0

@@ -3,6 +3,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from smoe.clustering.row_trades import row_value, shake_rows
 from smoe.clustering.tokens import assign_rows, fine_of, token_prices, unseen_device
 from tests.clustering.layers import problem_of, random_problem
 
@@ -62,3 +63,15 @@ def test_unseen_tokens_go_with_the_rare_ones() -> None:
 def test_unseen_tokens_where_nothing_is_rare() -> None:
     problem = problem_of([[200, 0], [0, 20]], [200, 20], (1, 1))
     assert unseen_device(problem, np.array([0, 1])) == 0
+
+
+def test_few_heavy_rows_are_assigned_as_well_as_any() -> None:
+    """Every assignment of eight rows to three devices, against ours: tokens that cannot be divided."""
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        mass = rng.integers(1, 30, 8).astype(np.float64)
+        local = rng.dirichlet(np.full(3, 0.5), 8) * mass[:, None] * 2
+        fine = float(rng.choice([0.3, 2.0]))
+        found = shake_rows(assign_rows(local, mass, fine), local, mass, fine, 64, rng)
+        best = max(row_value(np.array(each), local, mass, fine) for each in product(range(3), repeat=8))
+        assert row_value(found, local, mass, fine) >= best - 1e-9 * abs(best)
