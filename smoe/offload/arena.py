@@ -28,6 +28,11 @@ class Arena:
         for slot in range(num_slots):
             self.poison(slot)
 
+    @property
+    def whole(self) -> torch.Tensor:
+        """uint8 view of all slots."""
+        return self._bytes
+
     def tensor(self, slot: int) -> torch.Tensor:
         """uint8 view of the slot."""
         return self._bytes[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]

@@ -16,6 +16,7 @@ from smoe.kernels import moe_combine
 from smoe.models.bank import Lookahead, Substitutions
 from smoe.offload.arena import Arena
 from smoe.offload.cache import Residency, View
+from smoe.offload.copies import CopyEngine
 from smoe.offload.costs import MeasuredCosts
 from smoe.offload.in_place import InPlace
 from smoe.offload.layer_pass import LayerPass
@@ -48,14 +49,16 @@ class OffloadedBank:
         pause_share: float | None = None,
         in_place: InPlace | None = None,
         costs: Costs | None = None,
+        copies: CopyEngine | None = None,
         poison: bool = False,
     ) -> None:
         """`num_slots` over all layers, of which `floor` >= 1 are safe for each. Closes `store` when closed.
         `resize` can go up to `max_slots` (default: no further): addresses are reserved, memory is taken as it is used.
 
         `max_background` and `pause_share` as Planner has them. `in_place` is needed by miss policies that compute
-        there; what they compare is measured, unless `costs` says it. `poison` fills slots and outputs that hold
-        nothing yet with NaN.
+        there; what they compare is measured, unless `costs` says it. `copies`, of a store whose copies into slots may
+        overtake what computes from them, hears when a slot has been used for the last time. `poison` fills slots and
+        outputs that hold nothing yet with NaN.
         """
         spec = shelf.spec
         self._layers = spec.moe_layers
@@ -64,6 +67,7 @@ class OffloadedBank:
         self._arena = Arena(max_slots, shelf.slot_bytes, poison=poison)
         self._residency = Residency(num_slots, spec.moe_layers, policies.eviction, floor=floor, max_slots=max_slots)
         self._in_place, self._costs = in_place, MeasuredCosts()
+        self._copies = copies
         self._measures = policies.miss.computes and costs is None
         self._planner = Planner(
             self._residency,
@@ -111,7 +115,10 @@ class OffloadedBank:
             self._deliver(self._transfers.poll())
         run = self._planner.begin_pass(*self._ask(layer, x_TD, ids_TK, weights_TK, logits_TE))
         if run is None:
-            return self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+            out_TD = self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+            if self._copies is not None:
+                self._used(self._outputs.slots(layer, ids_TK.numpy()))
+            return out_TD
         try:
             if run.decision is not None:
                 ids_TK, weights_TK = self._replace(run.decision)
@@ -123,6 +130,7 @@ class OffloadedBank:
             self._begin(run.start())
             if run.fused:
                 out_TD = self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+                self._used([view.slot for view in run.hits])
                 self._begin(run.retire_hits())
                 return out_TD
             pairs_TKD = self._compute_in_waves(run, x_TD, ids_TK)
@@ -232,6 +240,12 @@ class OffloadedBank:
         for view in views:
             self._residency.check(view)
         self._outputs.compute(x_TD, ids, views, pairs_TKD)
+        self._used([view.slot for view in views])
+
+    def _used(self, slots: Sequence[int]) -> None:
+        if self._copies is not None:
+            for slot in slots:
+                self._copies.used(slot)
 
     def _compute_in_place(self, run: PlannedPass, x_TD: torch.Tensor, ids: Ids, pairs_TKD: torch.Tensor) -> None:
         assert self._in_place is not None

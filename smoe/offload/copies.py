@@ -1,6 +1,7 @@
 """Who copies bytes from host memory into slots, and how one knows that they are there."""
 
 import ctypes
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -23,6 +24,17 @@ class CopyEngine(Protocol):
     small_bytes: int
     """Up to here the thread that asks for a transfer copies itself: waking another one takes longer."""
 
+    reaches_slots: bool
+    """Whether slots have an address in this process, so that files can be read into them."""
+
+    def locked(self, memory: torch.Tensor) -> AbstractContextManager[object]:
+        """While it is open, `memory` of the host (from a page boundary on) stays in place, as far as copies need it."""
+        ...
+
+    def used(self, slot: int) -> None:
+        """By the thread that computes: whatever it has begun so far may read the slot. Copies into it come after."""
+        ...
+
     def begin(self, read: Read, start: int, source: torch.Tensor) -> Copy:
         """Copies `source`, contiguous uint8, to byte `start` of the slot of `read`."""
         ...
@@ -31,7 +43,13 @@ class CopyEngine(Protocol):
 class MemoryCopies:
     """Plain copies by the thread that asks, without the interpreter lock: they have ended when `begin` returns."""
 
-    chunk_bytes, small_bytes = 4 << 20, 256 << 10
+    chunk_bytes, small_bytes, reaches_slots = 4 << 20, 256 << 10, True
+
+    def locked(self, memory: torch.Tensor) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def used(self, slot: int) -> None:
+        """Computing has ended when the thread that computes says so."""
 
     def begin(self, read: Read, start: int, source: torch.Tensor) -> Copy:
         target = torch.frombuffer(read.memory, dtype=torch.uint8)

@@ -13,7 +13,7 @@ class CudaCopies:
     does so after `wait`. Copies overlap with computing as far as their source is pinned.
     """
 
-    chunk_bytes, small_bytes = 64 << 20, 0
+    chunk_bytes, small_bytes, reaches_slots = 64 << 20, 0, False
 
     def __init__(self, slots: torch.Tensor) -> None:
         """`slots` [S, bytes] uint8 on the device."""
@@ -21,8 +21,10 @@ class CudaCopies:
         self._stream: torch.cuda.Stream = torch.cuda.Stream(slots.device)  # type: ignore[no-untyped-call]
         self._last_use: dict[int, torch.cuda.Event] = {}
 
+    def locked(self, memory: torch.Tensor) -> "Pinned":
+        return Pinned(memory)
+
     def used(self, slot: int) -> None:
-        """By the thread that computes: all that its stream has been given so far may read the slot."""
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._slots.device))
         self._last_use[slot] = event

@@ -1,7 +1,7 @@
 """HostMemory: experts in memory of the host, all or some, as they lie in slots. What a HostStore copies from."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ class HostMemory:
         self._residency = Residency(num_slots, layers, self._eviction, floor=num_slots // len(layers))
         self._lock = threading.Lock()
         self._held: list[View] = []
+        self.on_free: Callable[[], object] = _nothing
+        """Called, on any thread, when a slot that was in use may be had again."""
         self._expert2slot = {i: np.full(spec.moe(i).router.num_experts, -1, dtype=np.int32) for i in layers}
         by_geometry: dict[MoESpec, ExpertTable] = {}
         self._tables: dict[int, ExpertTable] = {}
@@ -79,10 +81,12 @@ class HostMemory:
         with self._lock:
             self._residency.fail(view)
             self.arena.poison(view.slot)
+        self.on_free()
 
     def unpin(self, view: View) -> None:
         with self._lock:
             self._residency.unpin(view)
+        self.on_free()
 
     def slot(self, view: View) -> torch.Tensor:
         """uint8 view of the slot."""
@@ -98,7 +102,9 @@ class HostMemory:
         with self._lock:
             for view in self._held:
                 self._residency.unpin(view)
-        self._held.clear()
+        if self._held:
+            self._held.clear()
+            self.on_free()
 
     def table(self, layer: int) -> ExpertTable:
         return self._tables[layer]
@@ -123,3 +129,7 @@ class HostMemory:
     def close(self) -> None:
         self._tables.clear()
         self.arena.close()
+
+
+def _nothing() -> None:
+    return

@@ -36,7 +36,8 @@ class HostStore:
 
     One thread does everything in steps of a chunk, urgent reads first; only small copies are done by `submit` itself.
     A miss is read into host memory and copied on from there: its slot of the host is a hit for the next one only once
-    all of it has arrived. When every slot of the host is in use, it is read past the host memory.
+    all of it has arrived. When every slot of the host is in use, it is read past the host memory; where slots have no
+    address here, it waits for one.
     """
 
     def __init__(self, shelf: Shelf, memory: HostMemory, below: Store | None, copies: CopyEngine | None = None) -> None:
@@ -47,12 +48,18 @@ class HostStore:
         self._staging = Arena(STAGING_SLOTS, shelf.staging_bytes // STAGING_SLOTS) if staged else None
         self._free_staging = list(range(STAGING_SLOTS)) if staged else []
         self._want_staging: deque[tuple[_Ticket, Read, View | None]] = deque()
+        self._want_host: list[tuple[_Ticket, Read]] = []
+        self._freed = 0  # how often a slot of the host may have come free
         # A read has one step in the queue at most, so that no two entries compare equal.
         self._jobs: queue.PriorityQueue[tuple[_Ticket, Job]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._lock = threading.Lock()
         self._reads = self._bytes = self._failures = self._in_flight = self._copied = self._copied_bytes = 0
         self._busy_s = self._busy_since = self._copy_s = 0.0
+        self._locked = self._copies.locked(memory.arena.whole)
+        self._locked.__enter__()
+        if not self._copies.reaches_slots:
+            memory.on_free = self._on_free
         self._thread = threading.Thread(target=self._run, name="smoe-host", daemon=True)
         self._thread.start()
 
@@ -94,6 +101,7 @@ class HostStore:
         self._thread.join()
         if self._below is not None:
             self._below.close()
+        self._locked.__exit__(None, None, None)
         self._memory.close()
 
     @property
@@ -113,11 +121,28 @@ class HostStore:
                 self._end(ticket.read, error)
 
     def _start(self, ticket: _Ticket, read: Read) -> None:
+        with self._lock:
+            freed = self._freed
         view = self._memory.try_pin(*read.view[:2])
         if view is not None:
             self._copy(ticket, read, view, 0)
-        else:
-            self._fetch(ticket, read, self._memory.try_reserve(*read.view[:2]))
+            return
+        host = self._memory.try_reserve(*read.view[:2])
+        if host is not None or self._copies.reaches_slots:
+            self._fetch(ticket, read, host)
+            return
+        with self._lock:
+            if freed == self._freed:
+                self._want_host.append((ticket, read))
+                return
+        self._jobs.put((ticket, partial(self._start, ticket, read)))  # one came free after it had been asked for
+
+    def _on_free(self) -> None:
+        with self._lock:
+            self._freed += 1
+            waiting, self._want_host = self._want_host, []
+        for ticket, read in waiting:
+            self._jobs.put((ticket, partial(self._start, ticket, read)))
 
     def _fetch(self, ticket: _Ticket, read: Read, host: View | None) -> None:
         """From below: into `host`, or into the slot itself where the host has none to give."""

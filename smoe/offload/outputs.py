@@ -45,6 +45,11 @@ class Outputs:
     def tensors(self, layer: int, slot: int) -> ExpertTensors:
         return self._tables[layer].tensors(slot)
 
+    def slots(self, layer: int, ids: Ids) -> list[int]:
+        """Of `ids`, all of which are resident; each once."""
+        found: list[int] = np.unique(self._expert2slot[layer].take(ids)).tolist()
+        return found
+
     def fused(
         self,
         layer: int,

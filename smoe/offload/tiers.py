@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from smoe.core.expert_tier import FIELD, ExpertTier
+from smoe.offload.copies import CopyEngine
 from smoe.offload.host import HostMemory
 from smoe.offload.host_store import HostStore, fill_all
 from smoe.offload.in_place import InPlace
@@ -37,22 +38,25 @@ def plan_tiers(files: Shelf, tier: ExpertTier) -> TierPlan:
     return TierPlan(files, SlotForm(files), slots, slots * files.slot_bytes + files.staging_bytes, tiers)
 
 
-def open_tiers(plan: TierPlan, *, poison: bool = False) -> tuple[Store, InPlace | None]:
+def open_tiers(
+    plan: TierPlan, *, poison: bool = False, copies: CopyEngine | None = None
+) -> tuple[Store, InPlace | None]:
     """The store, which frees everything when closed, and what can be computed where it is. Reads all experts if all are
-    to be in host memory. Raises StoreError.
+    to be in host memory. `copies` knows where slots are, by default in this process's memory. Raises StoreError.
     """
     readahead = measured_readahead(plan.files.layouts)
     disk = DiskStore(plan.files.layouts, num_threads=readahead.num_threads, chunk_bytes=readahead.chunk_bytes)
     if plan.host_slots == 0:
         return disk, None
     memory = HostMemory(plan.files, plan.host_slots, poison=poison)
-    if plan.host_slots < plan.files.num_experts:
-        return HostStore(plan.files, memory, disk), memory
+    below: Store | None = disk
     try:
-        fill_all(plan.files, memory, disk)
+        if plan.host_slots == plan.files.num_experts:
+            fill_all(plan.files, memory, disk)
+            disk.close()
+            below = None
+        return HostStore(plan.files, memory, below, copies), memory
     except BaseException:
+        disk.close()
         memory.close()
         raise
-    finally:
-        disk.close()
-    return HostStore(plan.files, memory, None), memory

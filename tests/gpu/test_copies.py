@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smoe.offload.cache import View
-from smoe.offload.cuda_copies import CudaCopies, Pinned
+from smoe.offload.cuda_copies import CudaCopies
 from smoe.offload.host import HostMemory
 from smoe.offload.host_store import HostStore, fill_all
 from smoe.offload.shelf import Shelf, SlotForm
@@ -24,18 +24,19 @@ NOWHERE = memoryview(bytearray())  # a slot on a device has no address here
 
 
 class Device:
-    """All experts in pinned host memory, and a few slots on the device."""
+    """All experts in pinned host memory, or `host_slots` of them before the disk, and a few slots on the device."""
 
-    def __init__(self, files: ExpertFiles) -> None:
+    def __init__(self, files: ExpertFiles, host_slots: int | None = None) -> None:
         shelf = Shelf(files.spec, files.source, torch.bfloat16)
         self.above = SlotForm(shelf)
-        self.memory = HostMemory(shelf, shelf.num_experts)
+        self.memory = HostMemory(shelf, shelf.num_experts if host_slots is None else host_slots)
         disk = DiskStore(shelf.layouts)
-        fill_all(shelf, self.memory, disk)
-        disk.close()
+        if host_slots is None:
+            fill_all(shelf, self.memory, disk)
+            disk.close()
         self.slots = torch.zeros(NUM_SLOTS, shelf.slot_bytes, dtype=torch.uint8, device="cuda")
         self.copies = CudaCopies(self.slots)
-        self.store = HostStore(shelf, self.memory, None, self.copies)
+        self.store = HostStore(shelf, self.memory, None if host_slots is None else disk, self.copies)
         self.ended: queue.SimpleQueue[Read] = queue.SimpleQueue()
 
     def begin(self, layer: int, expert: int, slot: int) -> None:
@@ -52,10 +53,33 @@ class Device:
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[Device]:
     made = Device(ExpertFiles(tmp_path, hidden=400, ffn=240))
-    with Pinned(made.memory.arena.tensor(0)):  # the first slot alone: copies from the others must work too
-        yield made
-        torch.cuda.synchronize()
+    yield made
+    torch.cuda.synchronize()
     made.store.close()
+
+
+def test_host_memory_is_pinned_as_long_as_the_store_is_open(device: Device) -> None:
+    assert device.memory.arena.whole.is_pinned()
+    assert device.memory.arena.tensor(3).is_pinned()
+    device.store.close()
+    assert not device.memory.arena.whole.is_pinned()
+
+
+def test_through_little_host_memory_everything_arrives(tmp_path: Path) -> None:
+    """More at a time than host memory has slots: those beyond wait for one."""
+    files = ExpertFiles(tmp_path, hidden=400, ffn=240)
+    whole, little = Device(files), Device(files, host_slots=len(files.moe_layers))
+    for first in range(0, files.num_experts, NUM_SLOTS):
+        experts = range(first, min(first + NUM_SLOTS, files.num_experts))
+        for slot, expert in enumerate(experts):
+            little.begin(2, expert, slot)
+        for _ in experts:
+            assert little.ended.get().error is None
+        for slot, expert in enumerate(experts):
+            expected = whole.expected(2, expert)
+            assert torch.equal(little.slots[slot, : len(expected)].cpu(), expected)
+    little.store.close()
+    whole.store.close()
 
 
 def test_bytes_arrive(device: Device) -> None:

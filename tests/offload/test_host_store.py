@@ -3,6 +3,7 @@
 import queue
 import random
 import threading
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -182,10 +183,13 @@ def test_an_expert_on_its_way_is_not_a_hit(files: ExpertFiles) -> None:
     tier.close()
 
 
-def bank_over(files: ExpertFiles, store: HostStore, shelf: Shelf) -> OffloadedBank:
+def bank_over(
+    files: ExpertFiles, store: HostStore, shelf: Shelf, copies=None, *, policy="evict=random,prefetch=follow", slots=2
+) -> OffloadedBank:
     geometry = Geometry(layers=files.moe_layers, num_experts=files.num_experts, top_k=files.top_k)
-    policies = parse_policies("evict=random,prefetch=follow").build(geometry)
-    return OffloadedBank(shelf, store, policies, num_slots=2 * len(files.moe_layers), floor=2, poison=True)
+    policies = parse_policies(policy).build(geometry)
+    num_slots = slots * len(files.moe_layers)
+    return OffloadedBank(shelf, store, policies, num_slots=num_slots, floor=slots, copies=copies, poison=True)
 
 
 class SteppedCopies(MemoryCopies):
@@ -223,6 +227,111 @@ class _Delayed:
         self._engine.began.set()
         assert self._engine.go.wait(10)
         self._copy()
+
+
+class DeviceCopies(DelayedCopies):
+    """As if slots were on a device: nothing but copies reaches them, host memory is locked, and uses are noted."""
+
+    reaches_slots = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go.set()
+        self.locks: list[tuple[str, int]] = []
+        self.log: list[tuple[str, int]] = []
+
+    @contextmanager
+    def locked(self, memory):
+        self.locks.append(("locked", memory.nbytes))
+        yield
+        assert not (memory == 0).all()  # not given back yet
+        self.locks.append(("let go", memory.nbytes))
+
+    def used(self, slot):
+        self.log.append(("used", slot))
+
+    def begin(self, read, start, source):
+        self.log.append(("copy", read.view.slot))
+        return super().begin(read, start, source)
+
+
+def test_on_a_device_reads_wait_for_host_memory_that_is_held(files: ExpertFiles) -> None:
+    below, copies = InstantStore(), DeviceCopies()
+    tier = Tier(files, 1, below, copies=copies)
+    for layer in files.moe_layers:
+        tier.fetch(layer, 2)
+        assert tier.memory.hold(layer, [2]) == {2}
+    waiting = {key: tier.begin(*key) for key in ((1, 4), (1, 5), (4, 0))}
+    tier.fetch(1, 2)  # what is held can be copied meanwhile
+    assert len(below.submitted) == len(files.moe_layers)
+    tier.memory.release()
+    assert {tier.ended.get().error for _ in waiting} == {None}
+    for key, slot in waiting.items():
+        assert same(tier.above.view(*key, slot), expected(files, torch.bfloat16, *key))
+    assert sorted(below.submitted[len(files.moe_layers) :]) == sorted(waiting)
+    tier.close()
+    assert [what for what, _ in copies.locks] == ["locked", "let go"]
+    assert copies.locks[0][1] == tier.memory.arena.nbytes
+
+
+def test_on_a_device_the_same_expert_twice_is_read_once(files: ExpertFiles) -> None:
+    below = GatedStore(lambda key: key == (1, 0))
+    tier = Tier(files, 2, below, copies=DeviceCopies())
+    slots = [tier.begin(1, 0), tier.begin(1, 0)]
+    tier.fetch(1, 1)  # comes through although the first is still on its way
+    below.release()
+    assert {tier.ended.get().error for _ in slots} == {None}
+    assert below.submitted == [(1, 0), (1, 1)]
+    for slot in slots:
+        assert same(tier.above.view(1, 0, slot), expected(files, torch.bfloat16, 1, 0))
+    tier.close()
+
+
+def test_on_a_device_a_failed_read_lets_the_next_one_in(files: ExpertFiles) -> None:
+    broken = True
+    tier = Tier(files, 1, InstantStore(lambda read: broken), copies=DeviceCopies())
+    for _ in range(2):
+        with pytest.raises(StoreError, match="refused"):
+            tier.fetch(1, 3)
+    broken = False
+    assert same(tier.fetch(1, 3), expected(files, torch.bfloat16, 1, 3))
+    tier.close()
+
+
+@pytest.mark.parametrize("policy", ["evict=random,prefetch=follow", "evict=lru"])
+@pytest.mark.parametrize("slots", [1, 2, 7])
+@pytest.mark.parametrize("stored", [torch.bfloat16, FP16], ids=str)
+def test_a_bank_on_a_device_says_when_a_slot_was_used_last(
+    tmp_path: Path, stored: torch.dtype, slots: int, policy: str
+) -> None:
+    """Between a use and the next copy into its slot the copies hear of it; bits are those of a resident bank."""
+    files, copies = ExpertFiles(tmp_path, stored=stored), DeviceCopies()
+    shelf = Shelf(files.spec, files.source, torch.float32)
+    memory = HostMemory(shelf, slots * len(files.moe_layers), poison=True)
+    store = HostStore(shelf, memory, ShuffledStore(slots), copies)
+    bank = bank_over(files, store, SlotForm(shelf), copies, policy=policy, slots=5)
+    compute, fused = bank._outputs.compute, bank._outputs.fused
+
+    def compute_noted(x_TD, ids, views, pairs_TKD):
+        copies.log += [("read", view.slot) for view in views]
+        compute(x_TD, ids, views, pairs_TKD)
+
+    def fused_noted(layer, x_TD, ids_TK, weights_TK, residual_TD):
+        copies.log += [("read", slot) for slot in bank._outputs.slots(layer, ids_TK.numpy())]
+        return fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+
+    bank._outputs.compute, bank._outputs.fused = compute_noted, fused_noted
+    resident = files.resident(torch.float32)
+    for call in random_calls(files, torch.float32, [1, 6, 2, 1, 1, 9, 3, 1] * 4):
+        assert torch.equal(apply(bank, call), apply(resident, call))
+        bank.check_integrity()
+    bank.close()
+    last: dict[int, str] = {}
+    for what, slot in copies.log:
+        assert not (what == "copy" and last.get(slot) == "read")
+        last[slot] = what
+    assert {"read", "used", "copy"} == {what for what, _ in copies.log}
+    assert "read" not in last.values()
 
 
 def test_nothing_reads_a_slot_before_its_copy_has_ended(files: ExpertFiles) -> None:
