@@ -28,7 +28,10 @@ def tokens(answer: dict) -> dict[str, tuple[int, ...]]:
     return {name: tuple(ids) for name, ids in answer["tokens"].items()}
 
 
-@pytest.mark.parametrize("schedule", ["allreduce", "scatter", "speculative"])
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param("allreduce", marks=pytest.mark.slow), pytest.param("scatter", marks=pytest.mark.slow), "speculative"],
+)
 def test_two_hosts_give_the_tokens_of_one_process(
     schedule: str, cluster: Raylets, placement: Path, expected: dict[str, tuple[int, ...]]
 ) -> None:
