@@ -51,14 +51,14 @@ def run(open_client: OpenClient | None, *, quick: bool, cache: Path, out: Path) 
         raise ConfigError("bench comm", "hosts as network namespaces", reason)
     size = QUICK if quick else FULL
     bench = _Bench(size, Result(name="comm-quick" if quick else "comm", config=_config(size)), _folder(cache))
+    if open_client is not None:
+        bench.note("steps through actors on loopback")
+        measure(open_client, steps=size.steps, repeats=size.repeats + 1, result=bench.result)
     with Network(HOSTS) as network:
         for ranks in (HOSTS, 2, 1):
             bench.world(network, ranks)
     add_figures(bench.result, bench.found.series, hosts=HOSTS, slow=SLOW_MBIT)
     growth = bench.add_predictions()
-    if open_client is not None:
-        bench.note("steps through actors on loopback")
-        measure(open_client, steps=size.steps, repeats=size.repeats + 1, result=bench.result)
     plot_speed(bench.found.series, HOSTS, out / f"{bench.result.name}-speed.png")
     plot_growth(growth, out / f"{bench.result.name}-growth.png")
     return bench.result
