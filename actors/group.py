@@ -146,11 +146,17 @@ class Group:
         nodes = living_nodes()
         return StartupError(*shortage(plan.bundle, plan.num_shards, plan.strategy, nodes, plan.placement_timeout_s))
 
+    def _missing(self) -> StartupError | None:
+        """None once every shard has started. A node that is gone took its places along, and there may be no others."""
+        started = [shard.pid.remote() for shard in self._shards]
+        while ray.wait(started, num_returns=len(started), timeout=self._plan.placement_timeout_s)[1]:
+            if (shortage := self._shortage()) is not None:
+                return shortage
+        return None
+
     def _start_shards(self, generation: int) -> Event:
         self._generation = generation
         plan = self._plan
-        if (lost := self._shortage()) is not None:  # a node that is gone took the places on it along
-            return StartFailed(generation, lost)
         self._shards = [
             ShardActor.options(
                 num_cpus=plan.bundle["CPU"],
@@ -162,6 +168,8 @@ class Group:
             ).remote(rank, self._config, plan.build)
             for rank in range(plan.num_shards)
         ]
+        if (lost := self._missing()) is not None:
+            return StartFailed(generation, lost)
         worlds = self._worlds()
         if isinstance(worlds, Failed):
             return StartFailed(generation, worlds.error)

@@ -68,7 +68,7 @@ def test_closing_ends_a_call_on_another_thread(link_to: LinkTo) -> None:
         except ShardsLost as error:
             failures.append(error)
 
-    caller = threading.Thread(target=call)
+    caller = threading.Thread(target=call, daemon=True)
     caller.start()
     link.close()
     caller.join(30)

@@ -121,7 +121,8 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
     ray = str(Path(sys.executable).with_name("ray"))
     command = [ray, "start", "--head", "--block", f"--port={port}", f"--dashboard-port={dashboard}", "--num-cpus=2"]
     command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1", "--object-store-memory=80000000"]
-    command += [f"--temp-dir={directory}", "--disable-usage-stats"]
+    # Another Ray on this machine may have the port at which jobs are taken by default.
+    command += [f"--temp-dir={directory}", "--disable-usage-stats", f"--dashboard-agent-listen-port={_free_port()}"]
     process = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
