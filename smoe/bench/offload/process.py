@@ -13,10 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import smoe
 from smoe.bench.offload.worker import Message
 
-_SOURCES = str(Path(smoe.__file__).absolute().parents[1])
+_SOURCES = str(Path(__file__).absolute().parents[3])
 
 
 class ContenderError(RuntimeError):
