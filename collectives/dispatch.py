@@ -5,6 +5,7 @@ ids and weights to compute there; it comes back as one summed row. Shapes: R own
 ranks, S rows sent, N rows received. Ids are the model's expert ids everywhere; -1 stands for no choice.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +14,14 @@ from smoe.collectives.group import Group
 
 Tensor = torch.Tensor
 
+MAX_ROWS = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatched:
     """`x_ND`, `ids_NK` i32 and `weights_NK` f32 are to be computed here, by sending rank. The rest is for `combine`:
-    own row of each row sent, in ascending rank and row, and how many went to and came from each rank."""
+    own row of each row sent, in ascending rank and row, and how many went to and came from each rank. `rounds` is the
+    most that any rank asked for."""
 
     x_ND: Tensor
     ids_NK: Tensor
@@ -25,27 +29,65 @@ class Dispatched:
     row_S: Tensor
     sent: tuple[int, ...]
     received: tuple[int, ...]
+    rounds: int
+
+
+Compute = Callable[[Dispatched], Tensor]
+"""[N, D]: the weighted sums of what was received."""
 
 
 class Dispatcher:
-    """`dedup=False` sends a row once for each of its experts, as systems without de-duplication do."""
+    """`dedup=False` sends a row once for each of its experts, as systems without de-duplication do.
 
-    def __init__(self, group: Group, *, dedup: bool = True) -> None:
-        self._group, self._dedup = group, dedup
+    Of at most `max_rows` own rows at a time, so that a rank never receives more than `max_rows` of each other one.
+    """
 
-    def dispatch(self, x_RD: Tensor, ids_RK: Tensor, weights_RK: Tensor, device_RK: Tensor) -> Dispatched:
+    def __init__(self, group: Group, *, dedup: bool = True, max_rows: int = MAX_ROWS) -> None:
+        self._group, self._dedup, self._max_rows = group, dedup, max_rows
+
+    def apply(
+        self,
+        x_RD: Tensor,
+        ids_RK: Tensor,
+        weights_RK: Tensor,
+        device_RK: Tensor,
+        residual_RD: Tensor,
+        compute: Compute,
+    ) -> Tensor:
+        """[R, D]: residual + the sums of each row's experts, computed where `device_RK` says. Collective."""
+        rows, done, parts = self._max_rows, 0, []
+        wanted = total = max(1, -(-len(x_RD) // rows))
+        while done < total:
+            own = slice(done * rows, (done + 1) * rows)
+            sent = self.dispatch(x_RD[own], ids_RK[own], weights_RK[own], device_RK[own], rounds=wanted)
+            parts.append(self.combine(compute(sent), sent, residual_RD[own]))
+            done, total = done + 1, max(total, sent.rounds)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def dispatch(
+        self, x_RD: Tensor, ids_RK: Tensor, weights_RK: Tensor, device_RK: Tensor, *, rounds: int = 1
+    ) -> Dispatched:
         """`device_RK` i64 is the place of the rank that computes each choice. Collective; R may be 0."""
         group = self._group
         rank_S, row_S, chosen_SK = self._sends(device_RK)
         counts_G = torch.bincount(rank_S, minlength=group.size)
-        received_G = group.all_to_all(counts_G, [1] * group.size, [1] * group.size, "sizes")
-        sent, received = tuple(counts_G.tolist()), tuple(received_G.tolist())
+        told_G2 = torch.stack((counts_G, torch.full_like(counts_G, rounds)), dim=1)
+        heard_G2 = group.all_to_all(told_G2, [1] * group.size, [1] * group.size, "sizes")
+        sent, (received, rounds_G) = tuple(counts_G.tolist()), heard_G2.T.tolist()
         ids_SK = ids_RK.index_select(0, row_S).masked_fill(~chosen_SK, -1)
         weights_SK = weights_RK.index_select(0, row_S).masked_fill(~chosen_SK, 0.0)
         packed = pack(x_RD.index_select(0, row_S), ids_SK, weights_SK)
         arrived = group.all_to_all(packed, sent, received, "dispatch")
         x_ND, ids_NK, weights_NK = unpack(arrived, x_RD.shape[1], x_RD.dtype, ids_RK.shape[1])
-        return Dispatched(x_ND=x_ND, ids_NK=ids_NK, weights_NK=weights_NK, row_S=row_S, sent=sent, received=received)
+        return Dispatched(
+            x_ND=x_ND,
+            ids_NK=ids_NK,
+            weights_NK=weights_NK,
+            row_S=row_S,
+            sent=sent,
+            received=tuple(received),
+            rounds=max(rounds_G),
+        )
 
     def combine(self, sums_ND: Tensor, dispatched: Dispatched, residual_RD: Tensor) -> Tensor:
         """[R, D]: residual + the sums of each row's experts, added in ascending rank; without de-duplication, of one

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from smoe.collectives.dispatch import Dispatcher
+from smoe.collectives.dispatch import Dispatched, Dispatcher
 from smoe.collectives.schedules.protocol import Schedule
 from smoe.core.stats import ExpertStats
 from smoe.kernels import ExpertTable, ExpertTensors, moe
@@ -102,10 +102,12 @@ class DispatchedBank:
     ) -> Tensor:
         device_TK = self._expert2place[layer][ids_TK.long()]
         self._schedule.note_devices(layer, device_TK)
-        sent = self._dispatcher.dispatch(x_TD, ids_TK, weights_TK, device_TK)
-        nothing_ND = torch.zeros_like(sent.x_ND)
-        sums_ND = self._local.apply(layer, sent.x_ND, sent.ids_NK, sent.weights_NK, nothing_ND)
-        return self._dispatcher.combine(sums_ND, sent, residual_TD)
+
+        def compute(sent: Dispatched) -> Tensor:
+            nothing_ND = torch.zeros_like(sent.x_ND)
+            return self._local.apply(layer, sent.x_ND, sent.ids_NK, sent.weights_NK, nothing_ND)
+
+        return self._dispatcher.apply(x_TD, ids_TK, weights_TK, device_TK, residual_TD, compute)
 
     def stats(self) -> ExpertStats:
         return self._local.stats()

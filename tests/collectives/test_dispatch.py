@@ -125,3 +125,28 @@ def test_the_sum_does_not_depend_on_who_works_on_a_row() -> None:
     assert torch.equal(plain, moved)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(plain, moved + 1)
+
+
+@pytest.mark.parametrize("rows", [(0, 7, 3), (5, 5, 5), (1, 0, 0), (9, 2, 4)])
+def test_few_rows_at_a_time_give_the_same_sums_and_never_more_than_fit(rows: tuple[int, ...]) -> None:
+    """Ranks need unequal numbers of rounds, and all take part until the last is done."""
+    device_of = torch.tensor([0, 1, 2, 0, 1, 2, 2, 2])
+
+    def body(group, max_rows):
+        x, ids, weights = make_rank(rows[group.rank], 8, 4, seed=group.rank)
+        seen = []
+
+        def compute(sent):
+            seen.append(max(sent.received))
+            return sums_of(sent.x_ND, sent.ids_NK, sent.weights_NK)
+
+        dispatcher = Dispatcher(group, max_rows=max_rows)
+        return dispatcher.apply(x, ids, weights, device_of[ids.long()], x, compute), seen
+
+    whole = run_ranks(3, lambda group: body(group, 4096))
+    parts = run_ranks(3, lambda group: body(group, 2))
+    for (expected, once), (found, seen) in zip(whole, parts, strict=True):
+        assert torch.equal(found, expected)
+        assert len(once) == 1
+        assert len(seen) == -(-max(rows) // 2)
+        assert max(seen) <= 2
