@@ -7,7 +7,7 @@ experts a row, h bytes of a hidden state; over all ranks together.
     dispatch   n h, and k (2 + 4) n bytes of ids and weights        combine   n h
     n = k T (1 - LAR), or with de-duplication a row for each pair of a row and another rank that it needs
 
-On top, and small: the sizes of the dispatch (8 bytes from each rank to each other) and, where the chain of devices is
+On top, and small: the sizes of the dispatch (16 bytes from each rank to each other) and, where the chain of devices is
 followed, one more value with each gathered row.
 """
 
@@ -67,7 +67,7 @@ def by_formula(
     rings = RINGS["allreduce" if case.schedule == "allreduce" else "scatter"]
     wire = {
         "reduce": float((rings - 1) * ring),
-        "sizes": 8.0 * ranks * (ranks - 1),
+        "sizes": 16.0 * ranks * (ranks - 1),
         "dispatch": sent * row_bytes(hidden, {2: torch.bfloat16, 4: torch.float32}[dtype_bytes], choices),
         "combine": sent * row,
         "gather": float(ring + told),
