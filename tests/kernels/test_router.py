@@ -50,9 +50,7 @@ def test_k_out_of_range(variant: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 400])  # 400: each of the three runs on both threads
-def test_norm_logits_and_choice_in_one_call_are_bitwise_the_three(
-    variant: str, rows: int, dtype: torch.dtype
-) -> None:
+def test_norm_logits_and_choice_in_one_call_are_bitwise_the_three(variant: str, rows: int, dtype: torch.dtype) -> None:
     norm = RMSNorm(torch.rand(70) + 0.5, 1e-5)
     router = SoftmaxRouter(torch.randn(33, 70).bfloat16(), torch.randn(33), norm, 5, True)
     x = torch.randn(rows, 70).to(dtype)
