@@ -72,11 +72,9 @@ class Ranks:
         for end in self._ends:
             end.close()
         for process in self._processes:
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # a rank in an exchange would hear of its end only after the time limit
+        for process in self._processes:
+            process.wait()
         for file in self._stderr:
             file.close()
 
