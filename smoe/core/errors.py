@@ -91,6 +91,8 @@ class StartupError(SmoeError, RuntimeError):
         return str(self.args[0])
 
 
-def _shorten(value: object, limit: int = 80) -> str:
+def _shorten(value: object, limit: int = 160) -> str:
+    """Without its middle if it is long: the end of a path says most."""
     text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    half = limit // 2 - 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from smoe.clustering.layer_job import RouteLayers, task_bytes
@@ -134,13 +135,13 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
         assert process.poll() is None, "the head did not start"
         yield f"http://127.0.0.1:{dashboard}", env
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        # At once: asked to end, `ray start --block` waits half a minute for its servers.
+        servers = psutil.Process(process.pid).children(recursive=True)
+        for each in (process, *servers):
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                each.kill()
+        process.wait()
+        psutil.wait_procs(servers)
         shutil.rmtree(directory, ignore_errors=True)
 
 
