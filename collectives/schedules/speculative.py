@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from smoe.clustering.align import capacity_of
 from smoe.collectives.group import Group
 from smoe.collectives.rows import RowOrder, gather_rows, reduce_scatter
 from smoe.collectives.schedules.group_tables import within_group
@@ -81,7 +82,7 @@ class Speculative:
         assert self._history is not None
         found = lookup(tables, self._token_ids_T, *self._history, chain=self._chain)
         size, rows = self._group.size, len(self._token_ids_T)
-        capacity = int(np.ceil(self._factor * -(-rows // size) - 1e-9))
+        capacity = capacity_of(rows, size, self._factor)
         second_T = found.second_T % size  # of an id that no table knows it may be any device
         placed_T = align(found.device_T, second_T, found.confidence_T, size, min(capacity, rows))
         counts = torch.bincount(placed_T, minlength=size).tolist()

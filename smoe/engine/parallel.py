@@ -99,7 +99,8 @@ class RankPart:
 def load_part(
     checkpoint: Checkpoint, group: Group, placement: Placement, dtype: torch.dtype, tensor: Group | None = None
 ) -> RankPart:
-    """Reads this rank's tensors and no others. `tensor` is its tensor-parallel group, by default all of `group`.
+    """Reads this rank's experts, and of each other tensor keeps its part. `tensor` is its tensor-parallel
+    group, by default all of `group`.
 
     Raises CheckpointError.
     """

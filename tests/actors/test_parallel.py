@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,10 @@ def requests(client: object, max_tokens: int) -> list[Request]:
     ]
 
 
-def answers(client: object, max_tokens: int = 24) -> dict[str, tuple[int, ...]]:
+def answers(
+    client: object, max_tokens: int = 24, news: Callable[[dict[str, tuple[int, ...]]], None] = lambda found: None
+) -> dict[str, tuple[int, ...]]:
+    """`news` sees the tokens so far after each poll."""
     client.submit(requests(client, max_tokens))  # type: ignore[attr-defined]
     found: dict[str, tuple[int, ...]] = {str(i): () for i in range(len(PROMPTS))}
     left = set(found)
@@ -45,7 +48,39 @@ def answers(client: object, max_tokens: int = 24) -> dict[str, tuple[int, ...]]:
             if delta.finish_reason is not None:
                 assert delta.finish_reason in ("length", "stop"), delta
                 left.discard(delta.request_id)
+        news(found)
     return found
+
+
+def answers_after_a_loss(
+    client: RayClient, when: Callable[[Iterable[tuple[int, ...]]], bool]
+) -> dict[str, tuple[int, ...]]:
+    """Rank 1 is killed once, as soon as any or all requests (`when`) have a token."""
+    killed = []
+
+    def kill(found: dict[str, tuple[int, ...]]) -> None:
+        if not killed and when(found.values()):
+            killed.append(client.shard_pids()[1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    return answers(client, news=kill)
+
+
+def random_placement(folder: Path, devices: int) -> str:
+    """Experts and tokens anywhere: what no token may depend on."""
+    checkpoint = open_checkpoint("builtin")
+    spec, rng = checkpoint.spec, np.random.default_rng(0)
+    experts = spec.moe(spec.moe_layers[0]).router.num_experts
+    device = np.stack([rng.permutation(np.arange(experts) % devices) for _ in spec.moe_layers]).astype(np.int16)
+    made = from_expert_device(
+        device,
+        fingerprint=checkpoint.fingerprint,
+        layers=spec.moe_layers,
+        slots_of_device=(experts // devices,) * devices,
+        tables=make_tables(devices, vocab=spec.vocab, layers=len(spec.moe_layers)),
+    )
+    write_placement(folder, made)
+    return str(folder)
 
 
 @contextmanager
@@ -72,31 +107,16 @@ def expected() -> dict[str, tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def placement(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experts and tokens anywhere: what a schedule must not depend on."""
-    checkpoint = open_checkpoint("builtin")
-    spec = checkpoint.spec
-    rng = np.random.default_rng(0)
-    experts = spec.moe(spec.moe_layers[0]).router.num_experts
-    device = np.stack([rng.permutation(np.arange(experts) % SIZE) for _ in spec.moe_layers]).astype(np.int16)
-    made = from_expert_device(
-        device,
-        fingerprint=checkpoint.fingerprint,
-        layers=spec.moe_layers,
-        slots_of_device=(experts // 2, experts // 2),
-        tables=make_tables(SIZE, vocab=spec.vocab, layers=len(spec.moe_layers)),
-    )
-    folder = tmp_path_factory.mktemp("placements") / "random"
-    write_placement(folder, made)
-    return folder
+def placement(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return random_placement(tmp_path_factory.mktemp("placements") / "random", SIZE)
 
 
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("schedule", ["allreduce", "scatter", "speculative"])
 def test_two_ranks_give_the_tokens_of_one_process(
-    schedule: str, placement: Path, expected: dict[str, tuple[int, ...]]
+    schedule: str, placement: str, expected: dict[str, tuple[int, ...]]
 ) -> None:
-    with opened(config(schedule=schedule, placement=str(placement))) as client:
+    with opened(config(schedule=schedule, placement=placement)) as client:
         assert answers(client) == expected
         assert len(set(client.shard_pids())) == SIZE
 
@@ -104,19 +124,7 @@ def test_two_ranks_give_the_tokens_of_one_process(
 @pytest.mark.usefixtures("local_ray")
 def test_a_killed_rank_is_replaced_and_requests_go_on(expected: dict[str, tuple[int, ...]]) -> None:
     with opened(config()) as client:
-        client.submit(requests(client, 24))
-        found: dict[str, tuple[int, ...]] = {str(i): () for i in range(len(PROMPTS))}
-        killed = False
-        left = set(found)
-        while left:
-            for delta in client.poll(60.0):
-                found[delta.request_id] += delta.token_ids
-                if delta.finish_reason is not None:
-                    left.discard(delta.request_id)
-            if not killed and any(found.values()):
-                os.kill(client.shard_pids()[1], signal.SIGKILL)
-                killed = True
-        assert found == expected
+        assert answers_after_a_loss(client, any) == expected
         assert client.state().generation == 2
 
 
