@@ -82,7 +82,10 @@ class SocketLink:
         while not self._closed:
             left = deadline - time.monotonic()
             # Short waits, since a descriptor that another thread closes leaves a selector without a word.
-            ready = self._selector.select(min(max(left, 0.0), _CLOSED_POLL_S))
+            try:
+                ready = self._selector.select(min(max(left, 0.0), _CLOSED_POLL_S))
+            except (OSError, ValueError) as error:  # closed between the look and the wait
+                raise ShardsLost("the link was closed") from error
             if ready:
                 return [key.data for key, _ in ready]
             if left <= 0:
