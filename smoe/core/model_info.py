@@ -9,6 +9,7 @@ class ModelInfo:
 
     `lossy`: the expert policy may change outputs. `expert_tiers`: where experts come from, the farthest first; none
     when all are resident. `emulated_link`: the declared link from the last of them, so that every time belongs to it.
+    `draft_tokens`: how many a draft may propose for a sequence in one step; 0 without a draft.
     `fingerprint` identifies the weights (hash of config and tensor index) in route traces and
     placements.
     """
@@ -30,3 +31,4 @@ class ModelInfo:
     lossy: bool = False
     expert_tiers: tuple[str, ...] = ()
     emulated_link: str | None = None
+    draft_tokens: int = 0

@@ -20,6 +20,8 @@ class SpanPlan:
     `sample_index` how many tokens the request has generated so far (with the seed it fixes the random number).
     `prompt_len` is the length of the whole prompt, of which this may be a chunk: positions that stretch with the
     length (longrope) go by it. `group` is the data-parallel group that computes it, in whose memory its rows are.
+    `draft_limit` is how many tokens beyond the sampled one may be answered, drafted and found right in the same step;
+    the sequence owns rows for them all.
     """
 
     request_id: str
@@ -33,6 +35,7 @@ class SpanPlan:
     prompt_len: int = 0
     record: bool = False
     group: int = 0
+    draft_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +62,13 @@ class Substituted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """`tokens[i]` answers `plan.spans[i]`; None for a span that samples nothing and met no error.
+    """`tokens[i]` answers `plan.spans[i]`: one token where it samples, and up to `draft_limit` more, each but the last
+    also computed, its row filled. Empty for a span that samples nothing and met no error; an error comes last.
 
     `substituted[i]` says what a lossy expert policy changed for it, over all layers and rows; empty when nothing.
     """
 
-    tokens: tuple[SampledToken | None, ...]
+    tokens: tuple[tuple[SampledToken, ...], ...]
     substituted: tuple[Substituted, ...] = ()
 
 

@@ -1,7 +1,9 @@
 """One request being answered: from sampled tokens to the deltas that its client sees."""
 
-from smoe.core.request import Delta, FinishReason, TokenLogprob, Usage
-from smoe.core.step import Substituted
+from collections.abc import Sequence as SequenceOf
+
+from smoe.core.request import Delta, FinishReason, Usage
+from smoe.core.step import SampledToken, Substituted
 from smoe.engine.detokenize import Detokenizer
 from smoe.engine.stops import StopMatcher
 from smoe.sched.scheduler import Progress
@@ -11,13 +13,14 @@ from smoe.sched.sequence import Sequence
 class Answer:
     """Turns the progress of `sequence` into deltas. Without `detokenizer` every text is empty."""
 
-    __slots__ = ("_detokenizer", "_stops", "_substituted", "sequence")
+    __slots__ = ("_detokenizer", "_num_tokens", "_stops", "_substituted", "sequence")
 
     def __init__(self, sequence: Sequence, detokenizer: Detokenizer | None) -> None:
         self.sequence = sequence
         self._detokenizer = detokenizer
         self._stops = StopMatcher(sequence.params.stop)
         self._substituted = Substituted(0, 0.0)
+        self._num_tokens = 0
 
     def note_substituted(self, more: Substituted) -> None:
         """Of one step; the deltas from here on have it in their totals."""
@@ -25,42 +28,28 @@ class Answer:
         self._substituted = Substituted(so_far.slots + more.slots, so_far.mass + more.mass)
 
     def delta(self, progress: Progress) -> Delta:
-        """The next delta; it ends the request also when its text reaches a stop string.
+        """The next delta; it ends the request also when its text reaches a stop string. Tokens after that are not of
+        the answer.
 
         A token that ends the answer (EOS, stop token) is among `token_ids` and not in the text.
         """
-        token, reason = progress.token, progress.finish_reason
-        if token.token_id is None:
-            return self._last(reason or "error", error=token.error)
-        text, matched = "", None
-        if self._detokenizer is not None and reason != "stop":
+        reason = progress.finish_reason
+        texts: list[str] = []
+        taken: list[SampledToken] = []
+        for token in progress.tokens:
+            if token.token_id is None:
+                return self._last(reason or "error", "".join(texts), taken, error=token.error)
+            taken.append(token)
+            self._num_tokens += 1
+            if self._detokenizer is None or (reason == "stop" and len(taken) == len(progress.tokens)):
+                continue
             text, matched = self._stops.push(self._detokenizer.push(token.token_id))
-        logprobs = () if token.logprob is None else (token.logprob,)
-        if matched is not None:
-            usage = self._usage()
-            return Delta(
-                request_id=self.sequence.request_id,
-                text=text,
-                token_ids=(token.token_id,),
-                logprobs=logprobs,
-                finish_reason="stop",
-                stop_reason=matched,
-                usage=usage,
-                substituted_slots=self._substituted.slots,
-                substituted_mass=self._substituted.mass,
-            )
+            texts.append(text)
+            if matched is not None:
+                return self._delta("".join(texts), taken, "stop", matched)
         if reason is None:
-            return Delta(
-                request_id=self.sequence.request_id,
-                text=text,
-                token_ids=(token.token_id,),
-                logprobs=logprobs,
-                substituted_slots=self._substituted.slots,
-                substituted_mass=self._substituted.mass,
-            )
-        return self._last(
-            reason, text=text, token_ids=(token.token_id,), logprobs=logprobs, stop_reason=progress.stop_reason
-        )
+            return self._delta("".join(texts), taken)
+        return self._last(reason, "".join(texts), taken, stop_reason=progress.stop_reason)
 
     def abort(self) -> Delta:
         return self._last("abort")
@@ -68,10 +57,9 @@ class Answer:
     def _last(
         self,
         reason: FinishReason,
-        *,
         text: str = "",
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprob, ...] = (),
+        tokens: SequenceOf[SampledToken] = (),
+        *,
         stop_reason: str | int | None = None,
         error: str | None = None,
     ) -> Delta:
@@ -83,18 +71,25 @@ class Answer:
                 text += self._stops.flush()
             else:
                 reason, stop_reason = "stop", matched
+        return self._delta(text, tokens, reason, stop_reason, error)
+
+    def _delta(
+        self,
+        text: str,
+        tokens: SequenceOf[SampledToken],
+        reason: FinishReason | None = None,
+        stop_reason: str | int | None = None,
+        error: str | None = None,
+    ) -> Delta:
         return Delta(
             request_id=self.sequence.request_id,
             text=text,
-            token_ids=token_ids,
-            logprobs=logprobs,
+            token_ids=tuple([token.token_id for token in tokens if token.token_id is not None]),
+            logprobs=tuple([token.logprob for token in tokens if token.logprob is not None]),
             finish_reason=reason,
             stop_reason=stop_reason,
-            usage=self._usage(),
+            usage=None if reason is None else Usage(self.sequence.num_prompt, self._num_tokens),
             error=error,
             substituted_slots=self._substituted.slots,
             substituted_mass=self._substituted.mass,
         )
-
-    def _usage(self) -> Usage:
-        return Usage(self.sequence.num_prompt, self.sequence.num_generated)

@@ -47,6 +47,7 @@ class EngineCore:
             eos_token_ids=self._info.eos_token_ids,
             num_groups=num_groups,
             affinity=affinity,
+            draft_tokens=self._info.draft_tokens,
         )
         self._answers: dict[str, Answer] = {}
         self._ended: list[Delta] = []

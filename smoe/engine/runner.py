@@ -79,7 +79,7 @@ class Runner:
             return self._execute(plan)
         except StoreError as error:
             if len(plan.spans) == 1:
-                return StepResult(tokens=(SampledToken(None, error=f"store: {error}"),))
+                return StepResult(tokens=((SampledToken(None, error=f"store: {error}"),),))
         self._restore_states(plan.spans, saved)
         alone = [self._execute_alone(span) for span in plan.spans]
         nothing = Substituted(0, 0.0)
@@ -139,25 +139,25 @@ class Runner:
         draws = [(s.sample, s.seed, s.sample_index) for s in spans if s.sample is not None and self._samples]
         substituted = self._substituted(spans)
         if not draws:
-            return StepResult(tokens=(None,) * len(spans), substituted=substituted)
+            return StepResult(tokens=((),) * len(spans), substituted=substituted)
         sampled = iter(sample(logits_MV, draws))
-        tokens = tuple([None if span.sample is None else next(sampled) for span in spans])
+        tokens = tuple([() if span.sample is None else (next(sampled),) for span in spans])
         return StepResult(tokens=tokens, substituted=substituted)
 
     def _execute_own(self, plan: StepPlan, group: int) -> StepResult:
         """Without a span of its own too: the experts here are the others' as well."""
         own = [i for i, span in enumerate(plan.spans) if span.group == group]
         result = self._execute(StepPlan(spans=tuple([plan.spans[i] for i in own])))
-        tokens: list[SampledToken | None] = [None] * len(plan.spans)
-        for i, token in zip(own, result.tokens, strict=True):
-            tokens[i] = token
+        tokens: list[tuple[SampledToken, ...]] = [()] * len(plan.spans)
+        for i, answer in zip(own, result.tokens, strict=True):
+            tokens[i] = answer
         return StepResult(tokens=tuple(tokens))
 
     def _execute_alone(self, span: SpanPlan) -> StepResult:
         try:
             return self._execute(StepPlan(spans=(span,)))
         except StoreError as error:
-            return StepResult(tokens=(SampledToken(None, error=f"store: {error}"),))
+            return StepResult(tokens=((SampledToken(None, error=f"store: {error}"),),))
 
     def _substituted(self, spans: Sequence[SpanPlan]) -> tuple[Substituted, ...]:
         """What the forward just run replaced, by span."""

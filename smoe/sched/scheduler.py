@@ -13,10 +13,11 @@ from smoe.sched.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one step did to one sequence. With `finish_reason` it has already left the scheduler."""
+    """What one step did to one sequence: one token or more, an error last. With `finish_reason`, which is that of the
+    last of them, it has already left the scheduler."""
 
     sequence: Sequence
-    token: SampledToken
+    tokens: tuple[SampledToken, ...]
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
 
@@ -27,8 +28,10 @@ class Scheduler:
 
     Decodes go first, so a long prompt never delays them; prompts share what is left of `max_num_batched_tokens`, those
     of each group an even part of it and then what the others leave.
-    Only what the budget has a token for is admitted, so every running sequence advances in every step. Not
-    thread-safe; `schedule` and `update` alternate.
+    Only what the budget has a token for is admitted, so every running sequence advances in every step. Drafted tokens
+    are of the budget too: all that decodes leave, but half of it while prompts want some.
+
+    Not thread-safe; `schedule` and `update` alternate.
     """
 
     def __init__(
@@ -40,13 +43,16 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         num_groups: int = 1,
         affinity: Affinity | None = None,
+        draft_tokens: int = 0,
     ) -> None:
-        """`kv_rows` are those of each group; the other limits hold for all groups together.
+        """`kv_rows` are those of each group; the other limits hold for all groups together. Of a sequence that decodes,
+        up to `draft_tokens` more may be drafted and answered in a step.
 
         Requests are dealt to groups by `affinity`, or to the group with the least to do.
         """
         self.arenas = [Arena(kv_rows, max_num_seqs) for _ in range(num_groups)]
         self.running: list[Sequence] = []
+        self._draft_tokens = draft_tokens
         self._token_budget, self._max_num_seqs = max_num_batched_tokens, max_num_seqs
         self._eos = frozenset(eos_token_ids)
         self._planned: list[Sequence] = []
@@ -80,6 +86,8 @@ class Scheduler:
             (decodes if sequence.num_pending == 1 else prefills).append(sequence)
         counts = dict.fromkeys(decodes + prefills, 1)
         budget = self._token_budget - len(counts)
+        drafts = self._draft_limits(decodes, budget, alone=not prefills and not any(a.waiting for a in self.arenas))
+        budget -= sum(drafts.values())
         # Groups compute side by side: each gets an even share before any gets what the others leave.
         groups = len(self.arenas)
         budget = self._deal(counts, budget, [-(-budget // groups)] * groups)
@@ -88,24 +96,26 @@ class Scheduler:
         if not counts:
             return None
         self._planned = list(counts)
-        return StepPlan(spans=tuple([_span(sequence, count) for sequence, count in counts.items()]))
+        return StepPlan(spans=tuple([_span(each, count, drafts.get(each, 0)) for each, count in counts.items()]))
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Progress]:
         """Takes in the answer to the last plan; sequences that sampled a token or failed, in plan order."""
         planned, self._planned = self._planned, []
         done: list[Progress] = []
-        for sequence, span, token in zip(planned, plan.spans, result.tokens, strict=True):
+        for sequence, span, tokens in zip(planned, plan.spans, result.tokens, strict=True):
+            assert len(tokens) <= 1 + span.draft_limit, f"{span.request_id}: {len(tokens)} tokens answered"
             sequence.in_flight = False
             if sequence.finished:
                 self._release(sequence)
                 continue
-            sequence.past += len(span.token_ids)
-            if token is None:
+            # Of a drafted run the last token is new; those before it were computed in this step, as the span was.
+            sequence.past += len(span.token_ids) + max(0, len(tokens) - 1)
+            if not tokens:
                 continue
-            reason, stop_reason = self._take(sequence, token)
-            if reason is not None:
+            progress = self._take(sequence, tokens)
+            if progress.finish_reason is not None:
                 self.finish(sequence)
-            done.append(Progress(sequence, token, reason, stop_reason))
+            done.append(progress)
         return done
 
     def finish(self, sequence: Sequence) -> None:
@@ -172,7 +182,28 @@ class Scheduler:
         self.arenas[sequence.group].release(sequence)
         self.running.remove(sequence)
 
-    def _take(self, sequence: Sequence, token: SampledToken) -> tuple[FinishReason | None, int | None]:
+    def _draft_limits(self, decodes: SequenceOf[Sequence], budget: int, *, alone: bool) -> dict[Sequence, int]:
+        """Tokens that each may draft: as many as it has left to generate beyond one, within even shares."""
+        if not self._draft_tokens or not decodes:
+            return {}
+        budget = budget if alone else budget // 2
+        limits: dict[Sequence, int] = {}
+        for place, sequence in enumerate(decodes):
+            share = -(-budget // (len(decodes) - place))
+            left = sequence.max_tokens - sequence.num_generated - 1
+            limits[sequence] = min(self._draft_tokens, left, share)
+            budget -= limits[sequence]
+        return limits
+
+    def _take(self, sequence: Sequence, tokens: SequenceOf[SampledToken]) -> Progress:
+        """Appends them up to the one that ends the sequence, if there is one; those after it are not of the answer."""
+        for count, token in enumerate(tokens, 1):
+            reason, stop_reason = self._take_one(sequence, token)
+            if reason is not None:
+                return Progress(sequence, tuple(tokens[:count]), reason, stop_reason)
+        return Progress(sequence, tuple(tokens))
+
+    def _take_one(self, sequence: Sequence, token: SampledToken) -> tuple[FinishReason | None, int | None]:
         if token.token_id is None:
             return ("numeric_error" if (token.error or "").startswith("numeric") else "error"), None
         sequence.token_ids.append(token.token_id)
@@ -183,7 +214,7 @@ class Scheduler:
         return ("length" if sequence.num_generated >= sequence.max_tokens else None), None
 
 
-def _span(sequence: Sequence, count: int) -> SpanPlan:
+def _span(sequence: Sequence, count: int, draft_limit: int) -> SpanPlan:
     sequence.in_flight = True
     past, known = sequence.past, sequence.token_ids
     return SpanPlan(
@@ -198,4 +229,5 @@ def _span(sequence: Sequence, count: int) -> SpanPlan:
         prompt_len=sequence.num_prompt,
         record=sequence.record,
         group=sequence.group,
+        draft_limit=draft_limit,
     )

@@ -49,12 +49,12 @@ class FakeExecutor:
         self._steps += 1
         if self._steps == self._die_after:
             raise RuntimeError("the device fell off the bus")
-        tokens: list[SampledToken | None] = []
+        tokens: list[tuple[SampledToken, ...]] = []
         for span in plan.spans:
             start = span.kv_start + span.past
             self._rows[start : start + len(span.token_ids)] = span.token_ids
             token_id = self._next(span.kv_start, start + len(span.token_ids))
-            tokens.append(None if span.sample is None else SampledToken(token_id))
+            tokens.append(() if span.sample is None else (SampledToken(token_id),))
         return StepResult(tokens=tuple(tokens))
 
     def _next(self, start: int, end: int) -> int:

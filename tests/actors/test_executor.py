@@ -24,7 +24,7 @@ class Ranks:
     def _answer(self, rank: int, plan: StepPlan) -> StepResult:
         group, place = divmod(rank, self._ranks_per_group)
         samples = [span.group == group and place == 0 and span.sample is not None for span in plan.spans]
-        tokens = tuple(SampledToken(rank) if sample else None for sample in samples)
+        tokens = tuple((SampledToken(rank),) if sample else () for sample in samples)
         return StepResult(tokens=tokens, substituted=self._substituted)
 
     def close(self) -> None:
@@ -42,8 +42,8 @@ def test_each_span_is_answered_by_the_first_rank_of_its_group(size: int, ranks_p
     groups = size // ranks_per_group
     spans = [span(i * 5 % groups, sample=i != 2) for i in range(7)]
     found = executor.execute(StepPlan(spans=tuple(spans))).tokens
-    expected = [None if s.sample is None else s.group * ranks_per_group for s in spans]
-    assert [None if token is None else token.token_id for token in found] == expected
+    expected = [[] if s.sample is None else [s.group * ranks_per_group] for s in spans]
+    assert [[token.token_id for token in tokens] for tokens in found] == expected
 
 
 def test_what_a_lossy_policy_replaced_is_said_by_one_group() -> None:

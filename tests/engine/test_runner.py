@@ -71,21 +71,17 @@ def test_states_are_as_before_the_step_that_failed() -> None:
     result = runner.execute(
         StepPlan(spans=(span("a", 0, 2, (1,)), span("lost", 1, 0, (LOST,)), span("b", 2, 1, (2, 2)))),
     )
-    a, lost, b = result.tokens
-    assert a is not None
-    assert b is not None
-    assert lost is not None
+    (a,), (lost,), (b,) = result.tokens
     assert (a.token_id, b.token_id) == (8, 9)
     assert (lost.token_id, lost.error) == (None, "store: lost")
     after = runner.execute(StepPlan(spans=(span("b", 2, 3, (1,)), span("a", 0, 3, (1,)))))
-    assert [t.token_id for t in after.tokens if t] == [10, 9]
+    assert [t.token_id for (t,) in after.tokens] == [10, 9]
 
 
 def test_a_prompt_chunk_samples_nothing_but_reports_lost_experts() -> None:
     runner = make()
-    assert runner.execute(StepPlan(spans=(span("a", 0, 0, (3, 4), sample=False),))).tokens == (None,)
-    lost = runner.execute(StepPlan(spans=(span("a", 0, 2, (LOST,), sample=False),))).tokens[0]
-    assert lost is not None
+    assert runner.execute(StepPlan(spans=(span("a", 0, 0, (3, 4), sample=False),))).tokens == ((),)
+    (lost,) = runner.execute(StepPlan(spans=(span("a", 0, 2, (LOST,), sample=False),))).tokens[0]
     assert lost.error == "store: lost"
 
 

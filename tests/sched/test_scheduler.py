@@ -34,7 +34,7 @@ def sequence(name: str, prompt: int, max_tokens: int = 4, **params: object) -> S
 
 
 def answer(plan: StepPlan, token: int = 7) -> StepResult:
-    return StepResult(tokens=tuple(None if span.sample is None else SampledToken(token) for span in plan.spans))
+    return StepResult(tokens=tuple(() if span.sample is None else (SampledToken(token),) for span in plan.spans))
 
 
 def step(scheduler: Scheduler, token: int = 7) -> tuple[StepPlan, list[Progress]]:
@@ -126,7 +126,7 @@ def test_an_error_ends_its_sequence_alone() -> None:
     plan = scheduler.schedule()
     assert plan is not None
     errors = (SampledToken(None, error="numeric: bad"), SampledToken(None, error="store: lost"), SampledToken(7))
-    done = scheduler.update(plan, StepResult(tokens=errors))
+    done = scheduler.update(plan, StepResult(tokens=tuple((error,) for error in errors)))
     assert [(p.sequence.request_id, p.finish_reason) for p in done] == [
         ("a", "numeric_error"),
         ("b", "error"),
