@@ -1,0 +1,125 @@
+"""What the two routes put around the pieces of an answer. One object an HTTP request."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from smoe.core.request import TokenLogprob, Usage
+from smoe.server.token_text import TokenTexts, chat_logprobs, completion_logprobs
+
+
+@dataclass(slots=True)
+class Piece:
+    """Part of one answer, or all of it. `finish_reason` and what a lossy policy changed come with the last."""
+
+    index: int
+    text: str
+    logprobs: Sequence[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    offset: int = 0
+    """Characters of this answer before the piece."""
+    first: bool = True
+    substituted_slots: int = 0
+    substituted_mass: float = 0.0
+
+
+class Reply(Protocol):
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]: ...
+
+    def chunk(self, piece: Piece) -> dict[str, Any]: ...
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class _Reply:
+    model: str
+    lossy: bool
+    texts: TokenTexts
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+    @property
+    def _id(self) -> str:
+        raise NotImplementedError
+
+    def _end(self, piece: Piece) -> dict[str, Any]:
+        """What every choice ends with. `lossy` is not OpenAI's: an answer that may differ from the model's says so."""
+        end: dict[str, Any] = {"finish_reason": piece.finish_reason}
+        if piece.finish_reason is not None:
+            end["stop_reason"] = piece.stop_reason
+            if self.lossy:
+                slots, mass = piece.substituted_slots, piece.substituted_mass
+                end["lossy"] = {"lossy": True, "substituted_slots": slots, "substituted_mass": mass}
+        return end
+
+
+@dataclass(slots=True)
+class CompletionReply(_Reply):
+    name: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+
+    @property
+    def _id(self) -> str:
+        return self.name
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        return {**self._head("text_completion", [self._choice(p) for p in pieces]), "usage": usage_body(usage)}
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        return self._head("text_completion", [self._choice(piece)])
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        return {**self._head("text_completion", []), "usage": usage_body(usage)}
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None
+        if piece.logprobs is not None:
+            logprobs = completion_logprobs(self.texts, piece.logprobs, piece.offset)
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **self._end(piece)}
+
+
+@dataclass(slots=True)
+class ChatReply(_Reply):
+    name: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+
+    @property
+    def _id(self) -> str:
+        return self.name
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        choices = [
+            {
+                "index": piece.index,
+                "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                "logprobs": self._logprobs(piece),
+                **self._end(piece),
+            }
+            for piece in pieces
+        ]
+        return {**self._head("chat.completion", choices), "usage": usage_body(usage)}
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        delta: dict[str, Any] = {"role": "assistant"} if piece.first else {}
+        if piece.text or piece.first:
+            delta["content"] = piece.text
+        choice = {"index": piece.index, "delta": delta, "logprobs": self._logprobs(piece), **self._end(piece)}
+        return self._head("chat.completion.chunk", [choice])
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        return {**self._head("chat.completion.chunk", []), "usage": usage_body(usage)}
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        return None if piece.logprobs is None else chat_logprobs(self.texts, piece.logprobs)
+
+
+def usage_body(usage: Usage) -> dict[str, int]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+    }
