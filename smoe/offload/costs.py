@@ -8,18 +8,22 @@ FADING = 0.995  # of what was not measured
 
 @dataclass(frozen=True, slots=True)
 class FixedCosts:
-    """`row_s` is what one row of one expert takes where the expert is."""
+    """`row_s` is what one row of one expert takes where the expert is, `slot_row_s` from its slot."""
 
     fetch_s: float = 0.0
     row_s: float = 0.0
+    slot_row_s: float = 0.0
 
     def compute_s(self, rows: int) -> float:
         return rows * self.row_s
 
+    def slot_s(self, rows: int) -> float:
+        return rows * self.slot_row_s
+
 
 class MeasuredCosts:
-    """Moving averages. Both start at 0, so the first missing expert is fetched, the next one computed, and from then on
-    both are known. Whenever one is measured the other fades: what looked too dear, perhaps because of one bad
+    """Moving averages. All start at 0, so the first missing expert is fetched, the next one computed, and from then on
+    both are known. Whenever one of these is measured the other fades: what looked too dear, perhaps because of one bad
     measurement, is tried again after some hundred passes.
 
     A row's cost is kept by powers of two of how many rows an expert has: many share the reading of its weights.
@@ -28,13 +32,15 @@ class MeasuredCosts:
     def __init__(self) -> None:
         self.fetch_s = 0.0
         self._row_s: dict[int, float] = {}
+        self._slot_row_s: dict[int, float] = {}
 
     def compute_s(self, rows: int) -> float:
         """By the nearest number of rows that was measured."""
-        if not self._row_s:
-            return 0.0
-        wanted = rows.bit_length()
-        return rows * self._row_s[min(self._row_s, key=lambda bits: abs(bits - wanted))]
+        return _of_rows(self._row_s, rows)
+
+    def slot_s(self, rows: int) -> float:
+        """Likewise."""
+        return _of_rows(self._slot_row_s, rows)
 
     def fetched(self, transfers: int, busy_s: float) -> None:
         """The link was busy for `busy_s` with so many transfers."""
@@ -44,9 +50,24 @@ class MeasuredCosts:
 
     def computed(self, experts: int, rows: int, elapsed_s: float) -> None:
         """`rows` of `experts`, together, were computed in place."""
-        bits = max(1, rows // experts).bit_length()
-        self._row_s[bits] = _moved(self._row_s.get(bits, 0.0), elapsed_s / rows)
+        _measured(self._row_s, experts, rows, elapsed_s)
         self.fetch_s *= FADING
+
+    def computed_from_slots(self, experts: int, rows: int, elapsed_s: float) -> None:
+        """Likewise. Nothing fades: it is not one of two ways to answer a miss."""
+        _measured(self._slot_row_s, experts, rows, elapsed_s)
+
+
+def _of_rows(row_s: dict[int, float], rows: int) -> float:
+    if not row_s:
+        return 0.0
+    wanted = rows.bit_length()
+    return rows * row_s[min(row_s, key=lambda bits: abs(bits - wanted))]
+
+
+def _measured(row_s: dict[int, float], experts: int, rows: int, elapsed_s: float) -> None:
+    bits = max(1, rows // experts).bit_length()
+    row_s[bits] = _moved(row_s.get(bits, 0.0), elapsed_s / rows)
 
 
 def _moved(average: float, measured: float) -> float:

@@ -129,7 +129,7 @@ def start(
     compute = compute or ComputeModel()
     fetch_s = 0.0 if link is None else link.transfer_s(setting.expert_bytes)
     carrier, hold = Link(fetch_s), _hold_all
-    usual: Costs = FixedCosts(fetch_s, compute.in_place_row_s)
+    usual: Costs = FixedCosts(fetch_s, compute.in_place_row_s, compute.row_s)
     if host is not None:
         stacked = StackedLink(
             Geometry(layers=layers, num_experts=trace.num_experts, top_k=trace.top_k),
@@ -137,7 +137,7 @@ def start(
             hit_s=fetch_s,
             miss_s=host.miss.transfer_s(setting.expert_bytes),
         )
-        carrier, hold, usual = stacked, stacked.hold, StackedCosts(stacked, compute.in_place_row_s)
+        carrier, hold, usual = stacked, stacked.hold, StackedCosts(stacked, compute.in_place_row_s, compute.row_s)
     planner = Planner(
         residency,
         policies,

@@ -66,6 +66,7 @@ class StackedCosts:
 
     link: StackedLink
     row_s: float
+    slot_row_s: float = 0.0
 
     @property
     def fetch_s(self) -> float:
@@ -73,3 +74,6 @@ class StackedCosts:
 
     def compute_s(self, rows: int) -> float:
         return rows * self.row_s
+
+    def slot_s(self, rows: int) -> float:
+        return rows * self.slot_row_s

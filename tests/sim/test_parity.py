@@ -43,6 +43,8 @@ POLICIES = (
     "evict=lfru",
     "evict=frequency:halve=7",
     "evict=utility:mass",
+    "evict=utility:adaptive",
+    "evict=utility:adaptive,prefetch=utility",
     "evict=lru:no-touch,prefetch=gate",
     "evict=random,prefetch=gate:threshold=0.4",
     "evict=lfu,prefetch=follow",
@@ -57,6 +59,8 @@ IN_PLACE = (
     "evict=utility:mass,prefetch=gate:width=4,miss=cpu,admit=background:beta=0.3",
     "evict=least-stale,prefetch=follow,miss=cpu,admit=always",
     "evict=lfu,miss=auto",
+    "evict=utility:adaptive,prefetch=utility,miss=cpu",
+    "evict=utility:adaptive:makespan,prefetch=utility,miss=auto",
     "evict=lru,prefetch=gate:threshold=0.3,miss=auto,admit=always",
 )
 COSTS = FixedCosts(fetch_s=1.0, row_s=0.4)

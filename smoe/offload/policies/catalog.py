@@ -9,16 +9,19 @@ from smoe.core.errors import ConfigError
 from smoe.core.route_trace import read_route_trace
 from smoe.offload.policies import arrival, frequency, lru, waiting
 from smoe.offload.policies.admission import Background
+from smoe.offload.policies.balance import OBJECTIVES
 from smoe.offload.policies.belady import Belady
 from smoe.offload.policies.gate import GateLookahead
 from smoe.offload.policies.least_stale import LeastStaleByLayer, LeastStaleFIFO
+from smoe.offload.policies.levels import UtilityLevels, UtilityPrefetch
 from smoe.offload.policies.oracle import Oracle
 from smoe.offload.policies.params import File, Number, Param, Word
 from smoe.offload.policies.protocols import Eviction
 from smoe.offload.policies.substitute import Rule, Substitute
 from smoe.offload.policies.table_prefetch import FollowerPrefetch, TokenPrefetch
 from smoe.offload.policies.tables import RouteTables
-from smoe.offload.policies.utility import Utility
+from smoe.offload.policies.utility import SMOOTHING, Utility
+from smoe.offload.policies.utility_states import MOST, Calibrated, Fixed, States
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,8 @@ class Context:
     geometry: Geometry
     seed: int
     future: Any = None
+    eviction: Any = None
+    """The eviction that was made before all others, which they may share."""
 
 
 Values = Mapping[str, Any]
@@ -85,17 +90,15 @@ EVICT = {
     "utility": Policy(
         about="least likely to be asked for, the layer just passed first",
         params={
+            "state": Word(("smoothed", "inertial", "adaptive")),
             "signal": Word(("count", "mass")),
-            "smoothing": Number(low=0, high=0.9, default=0.1, open_low=True),
+            "smoothing": Number(low=0, high=0.9, open_low=True),
             "floor": Number(low=0, high=1),
+            "tau": Number(low=1, high=MOST + 1, integer=True),
+            "balance": Word(("none", *OBJECTIVES)),
         },
-        make=lambda v, c: Utility(
-            top_k=c.geometry.top_k,
-            num_experts=c.geometry.num_experts,
-            smoothing=v["smoothing"],
-            signal=v["signal"],
-            floor=v["floor"],
-        ),
+        make=lambda v, c: _utility(v, c.geometry),
+        check=lambda v: _check_utility(v),
     ),
     "belady": Policy(
         about="used again latest: the bound, from the future",
@@ -130,6 +133,9 @@ PREFETCH = {
         params=_TABLE_PARAMS | {"tokens": Number(low=1, high=10**7, default=1024, integer=True)},
         make=lambda v, c: TokenPrefetch(_tables(v, c), **_table_options(v, c)),
         check=lambda v: _check_tables(v),
+    ),
+    "utility": Policy(
+        about="experts of utility, of the layers that have run", make=lambda v, c: UtilityPrefetch(c.eviction)
     ),
     "oracle": Policy(
         about="what the next pass demands, from the future",
@@ -179,6 +185,34 @@ PRESETS = {
 
 def _least_stale(order: str, context: Context) -> Eviction:
     return LeastStaleFIFO() if order == "fifo" else LeastStaleByLayer(context.geometry.layers, order)
+
+
+def _utility(values: Values, geometry: Geometry) -> Eviction:
+    if values["state"] == "smoothed":
+        return Utility(
+            top_k=geometry.top_k,
+            num_experts=geometry.num_experts,
+            smoothing=values["smoothing"] or SMOOTHING,
+            signal=values["signal"],
+            floor=values["floor"],
+        )
+    boundaries = Calibrated() if values["state"] == "adaptive" else Fixed()
+    states = States(geometry.layers, geometry.num_experts, boundaries)
+    objective = None if values["balance"] == "none" else values["balance"]
+    return UtilityLevels(states, geometry.layers, tau=values["tau"] or 1, objective=objective)
+
+
+def _check_utility(values: Values) -> tuple[str, str] | None:
+    if values["state"] == "smoothed":
+        integer = {"tau": values["tau"] is not None, "balance": values["balance"] != "none"}
+        return next(((key, "only with inertial or adaptive") for key, told in integer.items() if told), None)
+    real = {"signal": values["signal"] != "count"} | {key: values[key] is not None for key in ("smoothing", "floor")}
+    if any(real.values()):
+        key = next(key for key, told in real.items() if told)
+        return key, f"only with smoothed: {values['state']} goes by whole counts"
+    if values["balance"] != "none" and values["tau"] is not None:
+        return "tau", f"only with balance=none: {values['balance']} chooses it"
+    return None
 
 
 def _gate(width: int | None, threshold: float | None, geometry: Geometry) -> GateLookahead:

@@ -136,6 +136,10 @@ class Costs(Protocol):
         """`rows` rows of one expert where it is."""
         ...
 
+    def slot_s(self, rows: int) -> float:
+        """`rows` rows of one expert from its slot."""
+        ...
+
 
 class MissPolicy(Protocol):
     needs_logits: bool

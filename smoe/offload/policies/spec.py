@@ -9,12 +9,13 @@ where it is a word that says which. As YAML: {evict: least-stale:cyclic, prefetc
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from smoe.core.errors import ConfigError
 from smoe.offload.policies.admission import Background, Resetting
 from smoe.offload.policies.catalog import ADMIT_BESIDE, ALIASES, CATALOG, DEFAULTS, PRESETS, Context, Geometry, Policy
+from smoe.offload.policies.levels import Telling, UtilityLevels
 from smoe.offload.policies.params import Word, write
 from smoe.offload.policies.protocols import PolicySet
 
@@ -88,7 +89,11 @@ class PolicySpec:
         if future is None:
             self.check_live()
         context = Context(geometry=geometry, seed=seed, future=future)
-        evict, prefetch, miss, admit = (choice.policy.make(dict(choice.values), context) for choice in self.choices)
+        evict = self.evict.policy.make(dict(self.evict.values), context)
+        context = replace(context, eviction=evict)
+        prefetch, miss, admit = (choice.policy.make(dict(choice.values), context) for choice in self.choices[1:])
+        if isinstance(evict, UtilityLevels):
+            miss = Telling(miss, evict) if evict.balances else miss
         if isinstance(admit, Background):
             evict = Resetting(evict, admit)
         return PolicySet(eviction=evict, prefetch=prefetch, miss=miss, admission=admit)
@@ -99,13 +104,24 @@ def parse_policies(text: str | Mapping[str, Any]) -> PolicySpec:
     told = _from_mapping(text) if isinstance(text, Mapping) else _from_text(text)
     choices = {kind: told.get(kind) or _choice(kind, default, []) for kind, default in DEFAULTS.items()}
     beside = ADMIT_BESIDE.get(choices["miss"].name)
-    if beside is not None and "admit" not in told:
+    if beside is not None and "admit" not in told and choices["prefetch"].name != "utility":
         choices["admit"] = _choice("admit", beside, [])
     spec = PolicySpec(**choices)
     if spec.admit.name != "always" and spec.miss.name == "wait":
         limit = "only with miss=substitute, compute or auto: with miss=wait all that is missed is loaded anyway"
         raise ConfigError(f"{FIELD}.admit", spec.admit.name, limit)
+    _check_utility(spec)
     return spec
+
+
+def _check_utility(spec: PolicySpec) -> None:
+    values = dict(spec.evict.values) if spec.evict.name == "utility" else {"state": "smoothed", "balance": "none"}
+    if spec.prefetch.name == "utility" and values["state"] == "smoothed":
+        limit = "only with evict=utility:inertial or evict=utility:adaptive, whose score it shares"
+        raise ConfigError(f"{FIELD}.prefetch", spec.prefetch.name, limit)
+    if values["balance"] != "none" and spec.miss.name not in ("compute", "auto"):
+        limit = "only with miss=cpu or auto: without, nothing is computed beside what is in slots"
+        raise ConfigError(f"{FIELD}.evict.utility.balance", values["balance"], limit)
 
 
 def _from_text(text: str) -> dict[str, Choice]:

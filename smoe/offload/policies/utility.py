@@ -1,10 +1,12 @@
-"""Utility: how likely an expert is to be asked for, smoothed over windows (spec P3.1 c, adapted)."""
+"""Utility: how likely an expert is to be asked for, smoothed over passes (spec P3.1 c, adapted)."""
 
 from collections.abc import Sequence
 
 from smoe.offload.policies.demand import gate_mass, requests
 from smoe.offload.policies.protocols import Evictable, Key, Reason, Routing
 from smoe.offload.policies.valued import Valued
+
+SMOOTHING = 0.1
 
 
 class Utility(Valued):
@@ -14,14 +16,19 @@ class Utility(Valued):
     Utility U is moved at every epoch: U <- (1 - smoothing) U + smoothing c, where c is the share of the pass's rows
     that chose the expert (signal "count"), or top_k times its mean gate weight ("mass", same scale).
 
-    MoE-SpAc keeps U as an integer 0..5, moved one step a verification window by window counts, drops a layer's
-    residents to 0 when it has run and takes a victim only below tau. A count in a decode pass is 0 or 1, which could
-    never raise that integer, hence smoothing; "the layer just passed first, then by utility, spare what is worth
-    tau" is kept.
+    MoE-SpAc keeps U as an integer 0..5, moved one step a verification window by window counts (UtilityLevels). A count
+    in a decode pass is 0 or 1, which could never raise that integer, hence smoothing; "the layer just passed first,
+    then by utility, spare what is worth tau" is kept.
     """
 
     def __init__(
-        self, *, top_k: int, num_experts: int, smoothing: float = 0.1, signal: str = "count", floor: float | None = None
+        self,
+        *,
+        top_k: int,
+        num_experts: int,
+        smoothing: float = SMOOTHING,
+        signal: str = "count",
+        floor: float | None = None,
     ) -> None:
         """`floor` None: top_k / num_experts, the utility of an expert that is as good as any."""
         super().__init__(decay=1 / (1 - smoothing))

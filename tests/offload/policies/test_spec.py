@@ -30,7 +30,7 @@ GEOMETRY = Geometry(layers=(1, 2, 4), num_experts=16, top_k=4)
 def test_the_names_are_these():
     assert {kind: sorted(names) for kind, names in CATALOG.items()} == {
         "evict": ["belady", "fifo", "frequency", "least-stale", "lfru", "lfu", "lru", "random", "utility"],
-        "prefetch": ["follow", "gate", "none", "oracle", "token"],
+        "prefetch": ["follow", "gate", "none", "oracle", "token", "utility"],
         "miss": ["auto", "compute", "substitute", "wait"],
         "admit": ["always", "background"],
     }
@@ -48,6 +48,14 @@ def test_the_names_are_these():
             "evict=least-stale,prefetch=gate:threshold=0.6,miss=wait,admit=always",
         ),
         ("evict=least-stale:fifo,miss=cpu", "evict=least-stale:fifo,prefetch=none,miss=compute,admit=background"),
+        (
+            "evict=utility:adaptive:makespan,prefetch=utility,miss=cpu",
+            "evict=utility:adaptive:makespan,prefetch=utility,miss=compute,admit=always",
+        ),
+        (
+            "evict=utility:inertial:tau=2,miss=auto",
+            "evict=utility:inertial:tau=2,prefetch=none,miss=auto,admit=background",
+        ),
         ("miss=compute,admit=always", "evict=lru,prefetch=none,miss=compute,admit=always"),
         (
             "prefetch=gate:width=12:threshold=1e-1",
@@ -126,6 +134,24 @@ def test_a_text_or_a_mapping_names_a_combination(text, canonical):
             "admit=background:beta=0.5",
             "policies.admit: 'background' (only with miss=substitute, compute or auto: with miss=wait all that is",
         ),
+        (
+            "evict=utility:tau=2",
+            "policies.evict.utility.tau: 2 (only with inertial or adaptive)",
+        ),
+        ("evict=utility:makespan", "policies.evict.utility.balance: 'makespan' (only with inertial or adaptive)"),
+        ("evict=utility:adaptive:mass", "policies.evict.utility.signal: 'mass' (only with smoothed: adaptive goes by"),
+        ("evict=utility:inertial:floor=0", "policies.evict.utility.floor: 0.0 (only with smoothed: inertial goes by"),
+        ("evict=utility:inertial:tau=7", "policies.evict.utility.tau: '7' (an integer from 1 up to 6)"),
+        (
+            "evict=utility:adaptive:makespan:tau=2,miss=cpu",
+            "policies.evict.utility.tau: 2 (only with balance=none: makespan chooses it)",
+        ),
+        (
+            "evict=utility:adaptive:difference",
+            "policies.evict.utility.balance: 'difference' (only with miss=cpu or auto: without, nothing is computed",
+        ),
+        ("prefetch=utility", "policies.prefetch: 'utility' (only with evict=utility:inertial or evict=utility:adap"),
+        ("evict=utility,prefetch=utility", "policies.prefetch: 'utility' (only with evict=utility:inertial or"),
         ("quality-first,miss=wait", "policies.admit: 'background' (only with miss=substitute"),
         ({"evict": 3}, "policies.evict: 3 (a policy, or a mapping with its name and parameters)"),
         ({"evict": {"order": "layer"}}, "policies.evict: {'order': 'layer'} (a policy, or a mapping with its name"),
