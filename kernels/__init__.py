@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from smoe.kernels.combine import moe_combine
     from smoe.kernels.delta import GatedDelta
     from smoe.kernels.experts import ExpertTable, ExpertTensors
+    from smoe.kernels.int4 import Int4Tensors
+    from smoe.kernels.int4_table import Int4Table
     from smoe.kernels.latent import LatentAttention
     from smoe.kernels.linear import Linear
     from smoe.kernels.memory import alloc_huge
@@ -26,6 +28,8 @@ _HOMES = {
     "ExpertTensors": "experts",
     "GatedDelta": "delta",
     "GatedMLP": "mlp",
+    "Int4Table": "int4_table",
+    "Int4Tensors": "int4",
     "LatentAttention": "latent",
     "LayerNorm": "norm",
     "Linear": "linear",
@@ -45,6 +49,8 @@ __all__ = [
     "ExpertTensors",
     "GatedDelta",
     "GatedMLP",
+    "Int4Table",
+    "Int4Tensors",
     "LatentAttention",
     "LayerNorm",
     "Linear",

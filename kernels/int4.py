@@ -1,4 +1,4 @@
-"""Weights in 4 bits: symmetric, one bf16 scale for each group of columns of a row. Letters: N rows, K columns, G groups.
+"""Weights in 4 bits: symmetric, one bf16 scale for each group of columns of a row. N rows, K columns, G groups.
 
 The one stored form, read by every kernel and kept on disk. A matrix [N, K] is two tensors:
 
@@ -14,13 +14,14 @@ Scales may be negative. Groups are 32, 64 or 128 columns; the last may be shorte
 The 4-bit form of an expert is Int4Tensors; of a layer's experts, the same with a leading axis E.
 """
 
+import ctypes
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from smoe.kernels import native
-from smoe.kernels.experts import ExpertTensors
+from smoe.kernels.slots import ExpertTensors
 
 BLOCK = 32
 GROUP_SIZES = (32, 64, 128)
@@ -42,6 +43,18 @@ class Int4Tensors(NamedTuple):
     gate_bias: Tensor | None = None
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+
+
+def expert_shapes(hidden: int, ffn: int, group_size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Of the fields of Int4Tensors, in order. ValueError for a group size that there is none of."""
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for name, rows, columns in (("gate", ffn, hidden), ("up", ffn, hidden), ("down", hidden, ffn)):
+        shapes[name] = torch.uint8, (rows, code_bytes(columns))
+        shapes[f"{name}_scales"] = torch.bfloat16, (rows, num_groups(columns, group_size))
+    return shapes | {
+        f"{name}_bias": (torch.float32, (rows,))
+        for name, rows in zip(("gate", "up", "down"), (ffn, ffn, hidden), strict=True)
+    }
 
 
 def code_bytes(columns: int) -> int:
@@ -69,6 +82,8 @@ def quantise(weight_NK: Tensor, group_size: int, *, search: bool = True) -> tupl
     if lib is None:
         return quantise_ref(weight_NK, group_size, search=search)
     weight_NK = weight_NK.contiguous()
+    ratios = RATIOS if search else RATIOS[:1]
+    inverses = (ctypes.c_float * len(ratios))(*(1.0 / ratio for ratio in ratios))
     lib.released.smoe_quantise(
         torch.get_num_threads(),
         weight_NK.data_ptr(),
@@ -76,7 +91,8 @@ def quantise(weight_NK: Tensor, group_size: int, *, search: bool = True) -> tupl
         rows,
         columns,
         group_size,
-        search,
+        ctypes.addressof(inverses),
+        len(ratios),
         codes.data_ptr(),
         scales.data_ptr(),
     )
@@ -101,7 +117,8 @@ def quantise_ref(weight_NK: Tensor, group_size: int, *, search: bool = True) -> 
         better = error_NG1 < best_error
         best_q, best_scale = torch.where(better, q_NGg, best_q), torch.where(better, scale_NG1, best_scale)
         best_error = torch.where(better, error_NG1, best_error)
-    assert best_q is not None and best_scale is not None
+    assert best_q is not None
+    assert best_scale is not None
     padded = code_bytes(columns) * 2
     q_NK = torch.nn.functional.pad(best_q.view(rows, -1), (0, max(0, padded - groups * group_size)))[:, :padded]
     return pack(q_NK), best_scale.view(rows, groups).to(torch.bfloat16)

@@ -3,16 +3,18 @@
 `moe` is `moe_pairs` and `combine.moe_combine` in one native call, with the same bits.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, empty_like, get_num_threads
 
 from smoe.kernels import native
 from smoe.kernels.combine import fit_residual, moe_combine, moe_combine_ref
-from smoe.kernels.experts import ExpertTable
 from smoe.kernels.native import DTYPE_CODES
+from smoe.kernels.slots import SlotTable
 
 
-def moe_pairs(x_TD: Tensor, slots_TK: Tensor, table: ExpertTable, pairs_TKD: Tensor) -> None:
+def moe_pairs(x_TD: Tensor, slots_TK: Tensor, table: SlotTable[Any], pairs_TKD: Tensor) -> None:
     """Writes the unweighted expert output of each pair with slot >= 0 into pairs_TKD f32; others stay untouched.
 
     slots_TK i32. LookupError for an empty slot, IndexError for one outside of the table; nothing is written then.
@@ -50,7 +52,7 @@ def moe(
     slots_TK: Tensor,
     ids_TK: Tensor,
     weights_TK: Tensor,
-    table: ExpertTable,
+    table: SlotTable[Any],
     residual: Tensor | None = None,
 ) -> Tensor:
     """Both in one call -> [T, D] of x's dtype; pairs with a negative slot or id are left out of the sum."""
@@ -89,7 +91,7 @@ def moe(
     return y_TD
 
 
-def moe_pairs_ref(x_TD: Tensor, slots_TK: Tensor, table: ExpertTable, pairs_TKD: Tensor) -> None:
+def moe_pairs_ref(x_TD: Tensor, slots_TK: Tensor, table: SlotTable[Any], pairs_TKD: Tensor) -> None:
     """The torch twin of moe_pairs: one pass over the distinct slots."""
     x_TD = x_TD if table.norm is None else table.norm.reference(x_TD)
     slots = sorted(set(slots_TK.flatten().tolist()) - {-1})
@@ -105,7 +107,7 @@ def moe_ref(
     slots_TK: Tensor,
     ids_TK: Tensor,
     weights_TK: Tensor,
-    table: ExpertTable,
+    table: SlotTable[Any],
     residual: Tensor | None = None,
 ) -> Tensor:
     """The torch twin of moe."""

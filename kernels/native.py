@@ -92,6 +92,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "combine": (_P, _L, _L, _L, _P, _P, _P, _I, _P, _I),
     "mla": (_P, _P, _P, _I, _L, _P, _P, _P, _P, _P, _P, _P),
     "delta": (_P, _P, _I, _L, _P, _L, _P, _P, _P),
+    "quantise": (_P, _I, _L, _L, _L, _P, _I, _P, _P),
     "stream": (_P, _L, _P),
 }
 

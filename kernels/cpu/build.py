@@ -11,8 +11,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "lib" / "libsmoe_cpu_x86_64.so"
-OPERATIONS = ("norm", "linear", "attention", "moe", "topk", "route", "mla", "delta", "stream")
-VARIANT_SOURCES = ("dot.c", *(f"{name}.c" for name in OPERATIONS))
+OPERATIONS = ("norm", "linear", "attention", "moe", "topk", "route", "mla", "delta", "quantise", "stream")
+VARIANT_SOURCES = ("dot.c", "int4.c", *(f"{name}.c" for name in OPERATIONS))
 VARIANTS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-DVARIANT_AVX512"),
@@ -57,9 +57,12 @@ def build(output: Path = LIBRARY, compiler: str = "gcc") -> None:
         if failed:
             raise SystemExit(f"does not compile: {', '.join(sorted(set(failed)))}")
         output.parent.mkdir(exist_ok=True)
+        # Replaced as a whole: processes that run on the one that is there keep it.
+        partial = output.with_suffix(".partial")
         subprocess.run(
-            [compiler, "-shared", "-s", "-Wl,--build-id=none", "-o", str(output), *objects, "-lm"], check=True
+            [compiler, "-shared", "-s", "-Wl,--build-id=none", "-o", str(partial), *objects, "-lm"], check=True
         )
+        partial.replace(output)
 
 
 def main() -> None:

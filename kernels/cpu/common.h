@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { F32 = 0, BF16 = 1 };
+enum { F32 = 0, BF16 = 1, INT4 = 2 };
 enum { OK = 0, ERR_MEMORY = -1, ERR_SLOT_RANGE = -2, ERR_SLOT_EMPTY = -3 };
 enum { ACT_SILU = 0, ACT_GPTOSS = 1 };
 
@@ -24,9 +24,11 @@ typedef struct {
 
 typedef struct {
     const void *weight[3]; /* gate [ffn, hidden], up [ffn, hidden], down [hidden, ffn]; gate NULL: slot is empty */
-    const void *bias[3];   /* of the weights' type, or NULL */
-    int64_t ld[3];
-    int64_t wtype;
+    const void *bias[3];   /* of btype, or NULL */
+    const void *scale[3];  /* bf16 [rows, groups] of INT4 weights */
+    int64_t ld[3];         /* elements; bytes of INT4 weights */
+    int64_t wtype, btype;
+    int64_t group; /* columns that share a scale */
 } Expert;
 
 typedef struct {
@@ -137,4 +139,8 @@ static inline size_t type_size(int type) { return type == BF16 ? 2 : 4; }
       (int threads, const Delta *net, const void *x, int xtype, int64_t t, const int64_t *spans, int64_t num_spans,           \
        float *tails, float *states, void *out),                                                                      \
       (threads, net, x, xtype, t, spans, num_spans, tails, states, out)) \
+    X(quantise,                                                                                                      \
+      (int threads, const void *w, int wtype, int64_t n, int64_t k, int64_t group, const float *inverses, int num_ratios,         \
+       void *codes, void *scales),                                                                                   \
+      (threads, w, wtype, n, k, group, inverses, num_ratios, codes, scales)) \
     X(stream, (int threads, const float *x, int64_t n, float *out), (threads, x, n, out))

@@ -1,8 +1,11 @@
 /* Experts: (row, choice) pairs grouped by slot; gate, up and activation | down | weighted sum in ascending expert id. */
+#include "int4.h"
 #include "norm.h"
+#include <limits.h>
 
 #define CHUNK_MAX 64
 #define MAX_CHOICES 1024
+#define FEWEST_WIDE min_l(WIDEN_FROM, DEQUANTISE_FROM) /* no chunk is widened for fewer rows */
 
 typedef struct {
     int32_t slot, first, count; /* pairs order[first .. first + count) */
@@ -48,17 +51,40 @@ INLINE vf activate(const Table *table, vf gate, vf up)
     return v_mul(v_div(gate, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), gate)))), up);
 }
 
-/* The weights of one chunk, as they are or widened when `pairs` rows will read them. */
-INLINE const void *chunk_weights(const Expert *e, int which, long row, long n, long K, long pairs, float *wide, int *type,
-                                 long *ld)
+/* The weights of one chunk of rows: as they are, or in fp32 when many activation rows will read them. */
+typedef struct {
+    int type;
+    const void *w;
+    long ld;
+    Rows4 four;
+} Weights;
+
+INLINE long wide_from(const Expert *e) { return e->wtype == INT4 ? DEQUANTISE_FROM : e->wtype == BF16 ? WIDEN_FROM : LONG_MAX; }
+
+INLINE Weights chunk_weights(const Expert *e, int which, long row, long n, long K, long pairs, float *wide)
 {
-    const void *w = offset(e->weight[which], (int)e->wtype, row * e->ld[which]);
-    *type = (int)e->wtype, *ld = e->ld[which];
-    if (e->wtype != BF16 || pairs < WIDEN_FROM)
-        return w;
-    widen_rows(w, *ld, n, K, wide);
-    *type = F32, *ld = K;
-    return wide;
+    Weights out = {.type = (int)e->wtype, .ld = e->ld[which]};
+    if (e->wtype == INT4) {
+        const long groups = (K + e->group - 1) / e->group;
+        out.four = (Rows4){(const uint8_t *)e->weight[which] + row * out.ld, (const bf16 *)e->scale[which] + row * groups,
+                           out.ld, groups, e->group};
+    } else
+        out.w = offset(e->weight[which], out.type, row * out.ld);
+    if (pairs < wide_from(e))
+        return out;
+    if (e->wtype == INT4)
+        dequantise_rows(&out.four, n, K, wide);
+    else
+        widen_rows(out.w, out.ld, n, K, wide);
+    return (Weights){.type = F32, .w = wide, .ld = K};
+}
+
+INLINE void weights_dot(const Weights *w, int R, long n, const float *const *rows, long K, float *out)
+{
+    if (w->type == INT4)
+        rows_dot4(R, &w->four, n, rows, K, out, CHUNK_MAX);
+    else
+        rows_dot(R, w->type, w->w, w->ld, n, rows, K, out, CHUNK_MAX);
 }
 
 /* h = act(x @ gate.T, x @ up.T) of the group's pairs, columns [f0, f1). */
@@ -68,23 +94,21 @@ static void up_item(const Args *a, const Group *g, const float *x, long f0, long
     const Expert *e = &table->experts[g->slot];
     const long D = table->hidden, F = table->ffn, n = f1 - f0;
     float gate[RMAX * CHUNK_MAX], up[RMAX * CHUNK_MAX];
-    int gate_type, up_type;
-    long gate_ld, up_ld;
-    const void *gate_w = chunk_weights(e, 0, f0, n, D, g->count, wide, &gate_type, &gate_ld);
-    const void *up_w = chunk_weights(e, 1, f0, n, D, g->count, wide + n * D, &up_type, &up_ld);
+    const Weights gate_w = chunk_weights(e, 0, f0, n, D, g->count, wide);
+    const Weights up_w = chunk_weights(e, 1, f0, n, D, g->count, wide + n * D);
     for (long p0 = 0; p0 < g->count; p0 += RMAX) {
         int R = (int)min_l(RMAX, g->count - p0);
         const float *rows[RMAX];
         for (int r = 0; r < R; r++)
             rows[r] = x + a->order[g->first + p0 + r] / a->k * D;
-        rows_dot(R, gate_type, gate_w, gate_ld, n, rows, D, gate, CHUNK_MAX);
-        rows_dot(R, up_type, up_w, up_ld, n, rows, D, up, CHUNK_MAX);
+        weights_dot(&gate_w, R, n, rows, D, gate);
+        weights_dot(&up_w, R, n, rows, D, up);
         for (int r = 0; r < R; r++) {
             float *gr = gate + r * CHUNK_MAX, *ur = up + r * CHUNK_MAX, *h = a->h + (g->first + p0 + r) * F + f0;
             if (e->bias[0])
-                add_bias(gr, e->bias[0], (int)e->wtype, f0, n);
+                add_bias(gr, e->bias[0], (int)e->btype, f0, n);
             if (e->bias[1])
-                add_bias(ur, e->bias[1], (int)e->wtype, f0, n);
+                add_bias(ur, e->bias[1], (int)e->btype, f0, n);
             for (long i = 0; i < n; i += LANES) {
                 int m = (int)min_l(LANES, n - i);
                 vf v = m == LANES ? activate(table, v_load(gr + i), v_load(ur + i))
@@ -107,18 +131,16 @@ static void down_item(const Args *a, const Group *g, long d0, long d1, float *wi
     const Expert *e = &table->experts[g->slot];
     const long D = table->hidden, F = table->ffn, n = d1 - d0;
     float out[RMAX * CHUNK_MAX];
-    int type;
-    long ld;
-    const void *w = chunk_weights(e, 2, d0, n, F, g->count, wide, &type, &ld);
+    const Weights w = chunk_weights(e, 2, d0, n, F, g->count, wide);
     for (long p0 = 0; p0 < g->count; p0 += RMAX) {
         int R = (int)min_l(RMAX, g->count - p0);
         const float *rows[RMAX];
         for (int r = 0; r < R; r++)
             rows[r] = a->h + (g->first + p0 + r) * F;
-        rows_dot(R, type, w, ld, n, rows, F, out, CHUNK_MAX);
+        weights_dot(&w, R, n, rows, F, out);
         for (int r = 0; r < R; r++) {
             if (e->bias[2])
-                add_bias(out + r * CHUNK_MAX, e->bias[2], (int)e->wtype, d0, n);
+                add_bias(out + r * CHUNK_MAX, e->bias[2], (int)e->btype, d0, n);
             memcpy(a->pairs + (long)a->order[g->first + p0 + r] * D + d0, out + r * CHUNK_MAX, (size_t)n * 4);
         }
     }
@@ -230,7 +252,7 @@ static long group_pairs(const int32_t *slots, long num_pairs, long num_slots, in
 static long chunk_for(long total_rows, int n, long widest, long K)
 {
     long chunk = min_l(CHUNK_MAX, max_l(8, (total_rows / (n * 4) + 3) & ~3L));
-    if (widest >= WIDEN_FROM) /* the widened chunk must stay in the second-level cache */
+    if (widest >= FEWEST_WIDE) /* the widened chunk must stay in the second-level cache */
         while (chunk > 16 && chunk * K * 4 > (512 << 10))
             chunk /= 2;
     return chunk;
@@ -258,7 +280,7 @@ int FN(moe)(int threads, const Table *table, const void *x, int xtype, int64_t t
     size_t start_bytes = align64((size_t)S * 4), group_bytes = align64((size_t)min_l(P, S) * sizeof(Group));
     size_t h_bytes = align64((size_t)(P * F) * 4), pair_bytes = pairs ? 0 : align64((size_t)(P * D) * 4);
     /* Chunks depend on the grouping, so room for the largest is set aside. */
-    a.wide_bytes = P >= WIDEN_FROM ? align64((size_t)(2 * CHUNK_MAX * max_l(D, F)) * 4) : 0;
+    a.wide_bytes = P >= FEWEST_WIDE ? align64((size_t)(2 * CHUNK_MAX * max_l(D, F)) * 4) : 0;
     char *m = scratch(prep_bytes + order_bytes + start_bytes + group_bytes + h_bytes + pair_bytes + a.wide_bytes * (size_t)n);
     if (!m)
         return ERR_MEMORY;

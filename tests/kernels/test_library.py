@@ -24,6 +24,8 @@ def test_public_names() -> None:
         "ExpertTensors",
         "GatedDelta",
         "GatedMLP",
+        "Int4Table",
+        "Int4Tensors",
         "LatentAttention",
         "LayerNorm",
         "Linear",
