@@ -194,10 +194,9 @@ class Group:
         if isinstance(addresses, Failed):
             return addresses
         hosts, (host, port) = tuple(address[0] for address in addresses), addresses[0]
-        limit_s = self._config.parallel.timeout_s
-        return [
-            WorldPlan(rank=rank, hosts=hosts, host=host, port=port, timeout_s=limit_s) for rank in range(len(hosts))
-        ]
+        parallel = self._config.parallel
+        how = {"hosts": hosts, "host": host, "port": port, "timeout_s": parallel.timeout_s, "backend": parallel.backend}
+        return [WorldPlan(rank=rank, **how) for rank in range(len(hosts))]
 
     def _attach(self, generation: int) -> Event | None:
         make_link = self._make_link()

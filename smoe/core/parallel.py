@@ -10,7 +10,9 @@ SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 DEFAULT_SCHEDULE: ScheduleName = "scatter"
 RoutingName = Literal["even", "tables"]
 ROUTINGS: tuple[RoutingName, ...] = get_args(RoutingName)
-_ONE = "has no effect on one device: needs tensor_parallel_size or data_parallel_size of 2 or more"
+Backend = Literal["auto", "sockets", "gloo", "nccl"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+ONE_DEVICE = "has no effect on one device: needs tensor_parallel_size or data_parallel_size of 2 or more"
 _ONE_A_GROUP = "has no effect without tensor parallelism: needs tensor_parallel_size of 2 or more"
 
 
@@ -26,8 +28,10 @@ class ParallelConfig:
     `scatter` (reduce-scatter instead of the first) or `speculative` (each row to the device whose experts it will
     use, by the tables of `placement`). `placement` is a folder that `smoe regroup` wrote; without it experts lie in
     their order. `capacity_factor` >= 1 bounds the rows that `speculative` may send to one device, over an even share.
-    `dedup=False` sends a row once for each of its experts. A collective that takes `timeout_s`, or a process that is
-    silent for as long, means a lost device; so does a step of `step_timeout_s`, on one device too.
+    `dedup=False` sends a row once for each of its experts. `backend` carries the exchanges: `sockets` (connections of
+    our own) or `gloo` between CPUs, `nccl` between CUDA devices; `auto` is the first or the last. A collective that
+    takes `timeout_s`, or a process that is silent for as long, means a lost device; so does a step of `step_timeout_s`,
+    on one device too.
     """
 
     tensor_parallel_size: int = 1
@@ -37,6 +41,7 @@ class ParallelConfig:
     placement: str | None = None
     capacity_factor: float = 1.0
     dedup: bool = True
+    backend: Backend = "auto"
     timeout_s: float = 60.0
     step_timeout_s: float = 600.0
 
@@ -46,6 +51,8 @@ class ParallelConfig:
                 raise ConfigError(name, getattr(self, name), "integer >= 1")
         if self.schedule not in SCHEDULES:
             raise ConfigError("schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
+        if self.backend not in BACKENDS:
+            raise ConfigError("backend", self.backend, f"one of {', '.join(BACKENDS)}")
         self._check_routing()
         if not 1.0 <= self.capacity_factor <= 1e6:
             raise ConfigError("capacity_factor", self.capacity_factor, "1 or above: 1 is an even share")
@@ -57,9 +64,14 @@ class ParallelConfig:
         if self.schedule == "speculative" and self.placement is None:
             raise ConfigError("schedule", self.schedule, "needs a placement with tables, as `smoe regroup` writes it")
         if self.size == 1:
-            for name, default in (("schedule", DEFAULT_SCHEDULE), ("placement", None), ("dedup", True)):
+            for name, default in (
+                ("schedule", DEFAULT_SCHEDULE),
+                ("placement", None),
+                ("dedup", True),
+                ("backend", "auto"),
+            ):
                 if getattr(self, name) != default:
-                    raise ConfigError(name, getattr(self, name), _ONE)
+                    raise ConfigError(name, getattr(self, name), ONE_DEVICE)
         if self.tensor_parallel_size == 1 and self.schedule != DEFAULT_SCHEDULE:
             raise ConfigError("schedule", self.schedule, _ONE_A_GROUP)
 

@@ -1,4 +1,4 @@
-"""Ranks as processes over gloo: the exchanges of ProcessGroup, and what the others see of a rank that is gone."""
+"""Ranks as processes, over gloo and over sockets: exchanges, and what the others see of a rank that is gone."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -11,17 +11,25 @@ import torch
 from smoe.collectives.rows import RowOrder, gather_rows, reduce_scatter
 from smoe.collectives.world import World, WorldPlan, free_port
 from smoe.core.errors import CollectiveError
+from smoe.core.parallel import Backend
 
 LIMIT_S = 60.0
 
 
-def run_processes(size: int, body: Callable[[World], Any], *, hosts: tuple[str, ...] | None = None) -> list[Any]:
+BACKENDS: tuple[Backend, ...] = ("sockets", "gloo")
+
+
+def run_processes(
+    size: int, body: Callable[[World], Any], backend: Backend, *, hosts: tuple[str, ...] | None = None
+) -> list[Any]:
     """body(world) in `size` processes; what each returned, or its error."""
     context = multiprocessing.get_context("spawn")
     answers: Queue[tuple[int, Any]] = context.Queue()
     port = free_port("127.0.0.1")
     plans = [
-        WorldPlan(rank=rank, hosts=hosts or ("a",) * size, host="127.0.0.1", port=port, timeout_s=LIMIT_S)
+        WorldPlan(
+            rank=rank, hosts=hosts or ("a",) * size, host="127.0.0.1", port=port, timeout_s=LIMIT_S, backend=backend
+        )
         for rank in range(size)
     ]
     processes = [context.Process(target=_rank, args=(plan, body, answers)) for plan in plans]
@@ -79,8 +87,9 @@ def cut(world: World) -> dict[str, Any]:
     }
 
 
-def test_ranks_cut_into_groups_exchange_within_them_and_over_all() -> None:
-    for rank, found in enumerate(run_processes(4, cut, hosts=("a", "b", "b", "b"))):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_cut_into_groups_exchange_within_them_and_over_all(backend: Backend) -> None:
+    for rank, found in enumerate(run_processes(4, cut, backend, hosts=("a", "b", "b", "b"))):
         first = rank - rank % 2
         assert found["place"] == (rank % 2, (first, first + 1), 2)
         assert found["sum"] == [2.0 * first + 3]
@@ -99,8 +108,9 @@ def lose_the_other(world: World) -> str:
     return "went on"
 
 
-def test_two_processes_exchange_what_threads_would() -> None:
-    first, second = run_processes(2, exchange, hosts=("a", "b"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_processes_exchange_what_threads_would(backend: Backend) -> None:
+    first, second = run_processes(2, exchange, backend, hosts=("a", "b"))
     assert (first["sent"], second["sent"]) == ([[0.0, 0.0]] * 2, [[0.0, 0.0]] + [[1.0, 1.0]] * 3)
     for answer in (first, second):
         assert answer["gathered"] == [0.0, 10.0, 11.0]
@@ -112,8 +122,9 @@ def test_two_processes_exchange_what_threads_would() -> None:
     assert second["bytes"]["dispatch"] == (3 * 4, 0, 0)
 
 
-def test_a_rank_that_leaves_is_an_error_of_the_others_and_not_a_hang() -> None:
-    error, left = run_processes(2, lose_the_other)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_that_leaves_is_an_error_of_the_others_and_not_a_hang(backend: Backend) -> None:
+    error, left = run_processes(2, lose_the_other, backend)
     assert left == "left"
     assert isinstance(error, CollectiveError), error
     assert str(error).startswith("dispatch over ranks [0, 1]: ")
