@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from typing import TypeVar
 
 import torch
 
@@ -19,7 +20,9 @@ from smoe.offload.emulated import EmulatedStore
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.offload.shelf import Shelf
-from smoe.offload.tiers import open_tiers, plan_tiers
+from smoe.offload.tiers import TierPlan, open_tiers, plan_tiers
+
+Bank = TypeVar("Bank", bound=OffloadedBank)
 
 POISON_VARIABLE = "SMOE_DEBUG_POISON"
 """Set to 1, memory of experts that holds nothing is filled with NaN."""
@@ -31,14 +34,19 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     Raises ConfigError for policies that cannot work here or a budget below one expert a layer before anything is read,
     StoreError or CheckpointError for files that cannot be read.
     """
-    spec, memory = checkpoint.spec, ExpertMemory.parse(config.expert_memory)
+    memory = ExpertMemory.parse(config.expert_memory)
     if memory.kind == "all":
         return _resident(checkpoint, dtype)
-    tiers = plan_tiers(Shelf(spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
-    shelf = tiers.above
-    num_slots = shelf.slots(memory, free_bytes=free_bytes)
-    if memory.kind == "auto" and num_slots == shelf.num_experts:
+    tiers = plan_tiers(Shelf(checkpoint.spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
+    num_slots = tiers.above.slots(memory, free_bytes=free_bytes)
+    if memory.kind == "auto" and num_slots == tiers.above.num_experts:
         return _resident(checkpoint, dtype)
+    return open_bank(OffloadedBank, tiers, config, num_slots)
+
+
+def open_bank(kind: type[Bank], tiers: TierPlan, config: EngineConfig, num_slots: int) -> Bank:
+    """A bank of the experts of `tiers`, with `num_slots` over all layers. Raises as make_bank does."""
+    shelf, spec = tiers.above, tiers.above.spec
     policy = live_policy(config, tiers.tiers)
     router = spec.moe(spec.moe_layers[0]).router
     geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
@@ -49,7 +57,7 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     if config.expert_link is not None:
         store = EmulatedStore(store, LinkModel.parse(config.expert_link, "expert_link"))
     try:
-        return OffloadedBank(
+        return kind(
             shelf,
             store,
             policies,

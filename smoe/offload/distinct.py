@@ -1,4 +1,4 @@
-"""Distinct expert ids of a routing."""
+"""Distinct expert ids of a routing, but for -1: a choice that another device computes."""
 
 import numpy as np
 
@@ -11,6 +11,7 @@ SMALL_IDS = 512
 def distinct(ids: Array) -> list[int]:
     """Ascending."""
     if ids.size <= SMALL_IDS:
-        return sorted(set(ids.ravel().tolist()))
-    found: list[int] = np.flatnonzero(np.bincount(ids.ravel())).tolist()
+        some = sorted(set(ids.ravel().tolist()))
+        return some[1:] if some and some[0] < 0 else some
+    found: list[int] = np.flatnonzero(np.bincount(ids.ravel() + 1)[1:]).tolist()
     return found

@@ -223,7 +223,7 @@ def fill_all(shelf: Shelf, memory: HostMemory, store: Store) -> None:
     Raises the first error, when nothing is under way any more.
     """
     transfers = Transfers(shelf, store, memory.arena)
-    left = deque((i, e) for i in shelf.spec.moe_layers for e in range(shelf.spec.moe(i).router.num_experts))
+    left = deque(shelf.experts)
     errors: list[BaseException] = []
     while left or transfers.pending:
         while left and transfers.pending < FILL_DEPTH and not errors:

@@ -26,8 +26,8 @@ class Outputs:
     def __init__(self, spec: DecoderSpec, num_slots: int, *, poison: bool) -> None:
         """With `poison`, outputs are NaN until they are computed."""
         self._num_experts = {layer: spec.moe(layer).router.num_experts for layer in spec.moe_layers}
-        # Right for resident experts only: whoever reads it asks the residency first.
-        self._expert2slot = {layer: np.full(n, -1, dtype=np.int32) for layer, n in self._num_experts.items()}
+        # Right for resident experts only: whoever reads it asks the residency first. -1, no choice, looks at the end.
+        self._expert2slot = {layer: np.full(n + 1, -1, dtype=np.int32) for layer, n in self._num_experts.items()}
         by_geometry: dict[MoESpec, ExpertTable] = {}
         self._tables: dict[int, ExpertTable] = {}
         for layer in spec.moe_layers:
@@ -47,7 +47,7 @@ class Outputs:
 
     def slots(self, layer: int, ids: Ids) -> list[int]:
         """Of `ids`, all of which are resident; each once."""
-        found: list[int] = np.unique(self._expert2slot[layer].take(ids)).tolist()
+        found: list[int] = np.unique(self._expert2slot[layer].take(ids[ids >= 0])).tolist()
         return found
 
     def fused(
@@ -79,7 +79,7 @@ class Outputs:
         for view in views:
             if expert2slot is None:
                 layer = view.layer
-                expert2slot = np.full(self._num_experts[layer], -1, dtype=np.int32)
+                expert2slot = np.full(self._num_experts[layer] + 1, -1, dtype=np.int32)
             expert2slot[view.expert] = view.slot
         assert expert2slot is not None
         moe_pairs(x_TD, torch.from_numpy(expert2slot.take(ids)), self._tables[layer], pairs_TKD)
@@ -88,7 +88,7 @@ class Outputs:
         self, place: InPlace, layer: int, x_TD: torch.Tensor, ids: Ids, experts: Sequence[int], pairs_TKD: torch.Tensor
     ) -> int:
         """Of experts that are held. Returns how many rows they had, over all of them."""
-        expert2slot = np.full(self._num_experts[layer], -1, dtype=np.int32)
+        expert2slot = np.full(self._num_experts[layer] + 1, -1, dtype=np.int32)
         expert2slot[experts] = place.expert2slot(layer)[experts]
         slots_TK = expert2slot.take(ids)
         moe_pairs(x_TD, torch.from_numpy(slots_TK), place.table(layer), pairs_TKD)

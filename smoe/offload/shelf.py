@@ -1,6 +1,8 @@
 """What the experts of a checkpoint need of a slot, and how bytes that have arrived become tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
 
 import torch
 
@@ -21,18 +23,32 @@ class Shelf:
     memory first; `staging_bytes` is all of them, 0 when no expert needs it.
     """
 
-    def __init__(self, spec: DecoderSpec, source: Callable[[int, int], ExpertSource], dtype: torch.dtype) -> None:
-        """For arithmetic in `dtype`; reads nothing."""
-        self.spec, self.dtype = spec, dtype
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        source: Callable[[int, int], ExpertSource],
+        dtype: torch.dtype,
+        *,
+        held: Mapping[int, Sequence[int]] | None = None,
+        share: Fraction = Fraction(1),
+    ) -> None:
+        """For arithmetic in `dtype`; reads nothing.
+
+        `held` are the experts that this device has of each MoE layer, equally many, by default all; what it may take of
+        a budget is then its `share` of it. A slot holds those of other devices too.
+        """
+        self.spec, self.dtype, self.share = spec, dtype, share
         self._sources: dict[tuple[int, int], ExpertSource] = {}
         self._layouts: dict[tuple[int, int], SlotLayout] = {}
         self.slot_bytes = self.staging_bytes = 0
         for layer in spec.moe_layers:
+            here = None if held is None else frozenset(held[layer])
             for expert in range(spec.moe(layer).router.num_experts):
                 found = source(layer, expert)
                 layout = plan_layout(found.parts)
-                self._sources[layer, expert], self._layouts[layer, expert] = found, layout
-                if self.is_staged(layer, expert):
+                if here is None or expert in here:
+                    self._sources[layer, expert], self._layouts[layer, expert] = found, layout
+                if _is_staged(found, dtype):
                     self.staging_bytes = max(self.staging_bytes, STAGING_SLOTS * layout.room)
                     self.slot_bytes = max(self.slot_bytes, _whole_pages(found.assembled_nbytes(dtype)))
                 else:
@@ -43,19 +59,30 @@ class Shelf:
         return list(self._layouts.values())
 
     @property
+    def experts(self) -> list[tuple[int, int]]:
+        """(layer, expert) of all that are here."""
+        return list(self._layouts)
+
+    @property
     def num_experts(self) -> int:
         """Of all layers together."""
         return len(self._layouts)
 
     def slots(self, memory: ExpertMemory, *, free_bytes: int, field: str = "expert_memory") -> int:
-        """Slots over all layers that `memory` buys; with staging they stay within a bound given in bytes.
+        """Slots over all layers that `memory`, or this device's share of it, buys; with staging they stay within a
+        bound given in bytes. A fraction is of the experts here.
 
         Raises ConfigError below one slot a layer.
         """
-        layers = self.spec.moe_layers
+        return self.slots_of(self.num_experts // len(self.spec.moe_layers), self.share, memory, free_bytes, field)
+
+    def slots_of(self, held: int, share: Fraction, memory: ExpertMemory, free_bytes: int, field: str) -> int:
+        """`slots` of a device that has `held` experts of each layer and that `share` of a budget."""
+        if memory.kind in ("slots", "bytes"):
+            memory = replace(memory, value=memory.value * share.numerator / share.denominator)
         return memory.slots(
-            num_layers=len(layers),
-            num_experts=self.num_experts // len(layers),
+            num_layers=len(self.spec.moe_layers),
+            num_experts=held,
             slot_bytes=self.slot_bytes,
             fixed_bytes=self.staging_bytes,
             free_bytes=free_bytes,
@@ -66,8 +93,7 @@ class Shelf:
         return self._layouts[layer, expert]
 
     def is_staged(self, layer: int, expert: int) -> bool:
-        source = self._sources[layer, expert]
-        return source.converts(self.dtype) or any(part.offset % part.dtype.itemsize for part in source.parts.values())
+        return _is_staged(self._sources[layer, expert], self.dtype)
 
     def view(self, layer: int, expert: int, slot: torch.Tensor) -> ExpertTensors:
         """Tensors over the bytes of an expert that is not staged, read into uint8 `slot` by its layout."""
@@ -91,7 +117,7 @@ class SlotForm(Shelf):
     """The experts of a shelf as a store delivers them that keeps them as they lie in slots: nothing is staged."""
 
     def __init__(self, below: Shelf) -> None:
-        self.spec, self.dtype = below.spec, below.dtype
+        self.spec, self.dtype, self.share = below.spec, below.dtype, below.share
         self._below, self._sources = below, below._sources
         self.slot_bytes, self.staging_bytes = below.slot_bytes, 0
         self._layouts = {
@@ -108,6 +134,10 @@ class SlotForm(Shelf):
         if self._below.is_staged(layer, expert):
             return carve(slot, self._sources[layer, expert], self.dtype)
         return self._below.view(layer, expert, slot)
+
+
+def _is_staged(source: ExpertSource, dtype: torch.dtype) -> bool:
+    return source.converts(dtype) or any(part.offset % part.dtype.itemsize for part in source.parts.values())
 
 
 def _whole_pages(nbytes: int) -> int:

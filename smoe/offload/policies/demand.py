@@ -1,4 +1,4 @@
-"""How much a routing asks of each expert."""
+"""How much a routing asks of each expert here: -1 is asked of another device."""
 
 import math
 
@@ -11,8 +11,10 @@ def requests(routing: Routing) -> dict[int, int]:
     """expert -> rows that chose it."""
     ids = routing.ids
     if len(ids) == 1:
-        return dict.fromkeys(ids[0].tolist(), 1)
-    counts = np.bincount(ids.ravel())
+        one = dict.fromkeys(ids[0].tolist(), 1)
+        one.pop(-1, None)
+        return one
+    counts = np.bincount(ids.ravel() + 1)[1:]
     experts = np.flatnonzero(counts)
     return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
 
@@ -28,10 +30,11 @@ def gate_mass(routing: Routing) -> dict[int, float]:
         total = sum(row)
         if not (math.isfinite(total) and total > 0):
             return {}
-        return {expert: weight / total for expert, weight in zip(routing.ids[0].tolist(), row, strict=True)}
+        chosen = zip(routing.ids[0].tolist(), row, strict=True)
+        return {expert: weight / total for expert, weight in chosen if expert >= 0}
     sums = routing.weights.sum(axis=-1, keepdims=True)
     sound = np.isfinite(sums[:, 0]) & (sums[:, 0] > 0)
     ids, shares = routing.ids[sound], routing.weights[sound] / sums[sound]
-    mass = np.bincount(ids.ravel(), weights=shares.ravel())
-    experts = np.unique(ids)
+    mass = np.bincount(ids.ravel() + 1, weights=shares.ravel())[1:]
+    experts = np.unique(ids[ids >= 0])
     return dict(zip(experts.tolist(), mass[experts].tolist(), strict=True))

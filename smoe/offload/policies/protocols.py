@@ -33,7 +33,10 @@ class Reason(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """What one layer's router chose for T rows: ids [T, k] descending by weight, weights [T, k] f32, and, where the
-    policy asked for them (`needs_logits`), logits [T, E] f32. `token_ids` [T] are the tokens that went in."""
+    policy asked for them (`needs_logits`), logits [T, E] f32. `token_ids` [T] are the tokens that went in.
+
+    An id of -1 is a choice that another device computes; its weight is the row's all the same, and logits are -inf for
+    experts that nobody may choose here instead of another."""
 
     layer: int
     ids: Array

@@ -3,6 +3,7 @@
 Shapes: T rows, K choices a row in descending weight, E experts.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,7 @@ class Substitute:
         assert routing.logits is not None
         ids, weights, logits = routing.ids, routing.weights, routing.logits
         row = ids[0].tolist() if len(ids) == 1 else None
-        if row is not None and resident.issuperset(row):
+        if row is not None and resident.issuperset(expert for expert in row if expert >= 0):
             return MissDecision(ids=ids, weights=weights)
         sums = weights.sum(axis=1, keepdims=True)
         shares = (weights / sums).astype(np.float64)
@@ -64,11 +65,15 @@ class Substitute:
         replaced = [
             slot
             for slot, expert in enumerate(row)
-            if expert not in resident and (slot > 0 or self._rule.first_too) and shares[slot] < self._rule.threshold
+            if expert >= 0
+            and expert not in resident
+            and (slot > 0 or self._rule.first_too)
+            and shares[slot] < self._rule.threshold
         ]
         if replaced:
             logits = logits_E.tolist()
-            free = sorted(resident.difference(row), key=lambda expert: (-logits[expert], expert))
+            allowed = [expert for expert in resident.difference(row) if logits[expert] > -math.inf]
+            free = sorted(allowed, key=lambda expert: (-logits[expert], expert))
             for slot, expert in zip(replaced, free, strict=False):
                 row[slot] = expert
         return row
@@ -76,7 +81,7 @@ class Substitute:
     def _many_rows(self, ids: Array, shares: Array, logits_TE: Array, resident: frozenset[int]) -> Array:
         here_E = np.zeros(logits_TE.shape[1], dtype=bool)
         here_E[list(resident)] = True
-        missing = ~here_E[ids]
+        missing = ~here_E[ids] & (ids >= 0)
         replaced = missing & (shares < self._rule.threshold)
         if not self._rule.first_too:
             replaced[:, 0] = False
@@ -97,7 +102,8 @@ def _candidates(ids: Array, replaced: Array, logits_TE: Array, here_E: Array) ->
     candidates, is_free = ids.astype(np.intp), np.zeros(ids.shape, dtype=bool)
     rows = np.flatnonzero(replaced.any(axis=1))
     free = np.where(here_E, logits_TE[rows].astype(np.float32), -np.inf)
-    np.put_along_axis(free, candidates[rows], -np.inf, axis=1)
+    own = candidates[rows]
+    np.put_along_axis(free, np.where(own < 0, own.max(axis=1, keepdims=True), own), -np.inf, axis=1)
     order = np.argsort(-free, axis=1, kind="stable")
     turn = np.clip(np.cumsum(replaced[rows], axis=1) - 1, 0, None)
     candidates[rows] = np.take_along_axis(order, turn, axis=1)

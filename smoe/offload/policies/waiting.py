@@ -15,7 +15,7 @@ class _Exact:
     def decide(self, routing: Routing, resident: frozenset[int], late: frozenset[int], costs: Costs) -> MissDecision:
         weights = np.empty(0, np.float32) if routing.weights is None else routing.weights
         rows = Counter(routing.ids.ravel().tolist())
-        missing = {expert: count for expert, count in rows.items() if expert not in resident}
+        missing = {expert: count for expert, count in rows.items() if expert not in resident and expert >= 0}
         return MissDecision(ids=routing.ids, weights=weights, compute=self._compute(missing, late, costs))
 
     def _compute(self, rows_of: dict[int, int], late: frozenset[int], costs: Costs) -> frozenset[int]:
