@@ -1,5 +1,7 @@
 """The table of expert weights in fp32 or bf16 by slot. Letters: D hidden, F ffn."""
 
+import ctypes
+
 from smoe.kernels import native
 from smoe.kernels.native import DTYPE_CODES
 from smoe.kernels.slots import MAX_CHOICES, SMALL_MACS, Activation, ExpertTensors, SlotTable, gated
@@ -16,7 +18,7 @@ class ExpertTable(SlotTable[ExpertTensors]):
         if native.usable(*tensors) is None:
             return self._store(slot, tensors, None)
         matrices, biases, code = tensors[:3], tensors[3:], DTYPE_CODES[tensors.gate.dtype]
-        words = [
+        words: list[ctypes.c_int64 | int] = [
             *(matrix.data_ptr() for matrix in matrices),
             *(0 if bias is None else bias.data_ptr() for bias in biases),
             *(0, 0, 0),

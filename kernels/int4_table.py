@@ -1,5 +1,7 @@
 """The table of 4-bit expert weights by slot, for the same `moe` and `moe_pairs`."""
 
+import ctypes
+
 from smoe.kernels import native
 from smoe.kernels.int4 import Int4Tensors, dequantise_expert, expert_shapes
 from smoe.kernels.slots import Activation, ExpertTensors, SlotTable
@@ -39,7 +41,7 @@ class Int4Table(SlotTable[Int4Tensors]):
         if native.library() is None or not all(tensor is None or tensor.is_cpu for tensor in tensors):
             return self._store(slot, tensors, None)
         codes, scales, biases = tensors[:6:2], tensors[1:6:2], tensors[6:]
-        words = [
+        words: list[ctypes.c_int64 | int] = [
             *(matrix.data_ptr() for matrix in codes),
             *(0 if bias is None else bias.data_ptr() for bias in biases),
             *(matrix.data_ptr() for matrix in scales),

@@ -1,7 +1,6 @@
 """What tables of experts share, whatever form the weights have. Letters: T rows, K choices, D hidden, F ffn."""
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -112,7 +111,7 @@ class SlotTable(Generic[Held]):
         """Its first half: [T, F] of x's dtype."""
         return _activated(self, self.weights(slot), x_TD)
 
-    def _store(self, slot: int, held: Held, words: Sequence[int] | None) -> None:
+    def _store(self, slot: int, held: Held, words: list[ctypes.c_int64 | int] | None) -> None:
         """`words` of an Expert; None where the library cannot read the tensors."""
         self.clear(slot)
         self._tensors[slot] = held

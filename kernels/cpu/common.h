@@ -65,7 +65,7 @@ typedef struct {
 } Delta;
 
 /* What the threads of one parallel region share: a work queue a phase, with the items that are finished. */
-enum { PHASES = 4 };
+enum { PHASES = 6 };
 typedef struct {
     struct {
         _Alignas(64) atomic_long next, done;

@@ -1,5 +1,5 @@
 /* Experts: (row, choice) pairs grouped by slot; gate, up and activation | down | weighted sum in ascending expert id. */
-#include "int4.h"
+#include "int8.h"
 #include "norm.h"
 #include <limits.h>
 
@@ -14,7 +14,7 @@ typedef struct {
 typedef struct {
     const Table *table;
     Prepare prep;
-    long t, k, num_groups, up_chunk, down_chunk;
+    long t, k, num_groups, num_pairs, up_chunk, down_chunk;
     int xtype, ytype;
     const Group *groups;
     const int32_t *order; /* pair numbers (row * k + choice) by slot */
@@ -22,6 +22,7 @@ typedef struct {
     const float *weights;
     const void *residual;
     float *h;     /* [pairs in order, ffn] */
+    char *x8, *h8; /* the rows of x and of h rounded, for 4-bit weights; NULL: they meet fp32 rows */
     float *pairs; /* [t * k, hidden] */
     void *y;
     char *wide;
@@ -59,9 +60,12 @@ typedef struct {
     Rows4 four;
 } Weights;
 
-INLINE long wide_from(const Expert *e) { return e->wtype == INT4 ? DEQUANTISE_FROM : e->wtype == BF16 ? WIDEN_FROM : LONG_MAX; }
+INLINE int is_wide(const Expert *e, long pairs, int rounded)
+{
+    return e->wtype == INT4 ? !rounded && pairs >= DEQUANTISE_FROM : e->wtype == BF16 && pairs >= WIDEN_FROM;
+}
 
-INLINE Weights chunk_weights(const Expert *e, int which, long row, long n, long K, long pairs, float *wide)
+INLINE Weights chunk_weights(const Expert *e, int which, long row, long n, long K, int wide, float *memory)
 {
     Weights out = {.type = (int)e->wtype, .ld = e->ld[which]};
     if (e->wtype == INT4) {
@@ -70,21 +74,29 @@ INLINE Weights chunk_weights(const Expert *e, int which, long row, long n, long 
                            out.ld, groups, e->group};
     } else
         out.w = offset(e->weight[which], out.type, row * out.ld);
-    if (pairs < wide_from(e))
+    if (!wide)
         return out;
     if (e->wtype == INT4)
-        dequantise_rows(&out.four, n, K, wide);
+        dequantise_rows(&out.four, n, K, memory);
     else
-        widen_rows(out.w, out.ld, n, K, wide);
-    return (Weights){.type = F32, .w = wide, .ld = K};
+        widen_rows(out.w, out.ld, n, K, memory);
+    return (Weights){.type = F32, .w = memory, .ld = K};
 }
 
-INLINE void weights_dot(const Weights *w, int R, long n, const float *const *rows, long K, float *out)
+/* Up to RMAX activation rows, as fp32 or rounded. */
+typedef struct {
+    const float *wide[RMAX];
+    const char *rounded[RMAX];
+} Rows;
+
+INLINE void weights_dot(const Weights *w, int R, long n, const Rows *x, int rounded, long K, float *out)
 {
-    if (w->type == INT4)
-        rows_dot4(R, &w->four, n, rows, K, out, CHUNK_MAX);
+    if (w->type != INT4)
+        rows_dot(R, w->type, w->w, w->ld, n, x->wide, K, out, CHUNK_MAX);
+    else if (rounded)
+        rows_dot48(R, &w->four, n, x->rounded, K, out, CHUNK_MAX);
     else
-        rows_dot(R, w->type, w->w, w->ld, n, rows, K, out, CHUNK_MAX);
+        rows_dot4(R, &w->four, n, x->wide, K, out, CHUNK_MAX);
 }
 
 /* h = act(x @ gate.T, x @ up.T) of the group's pairs, columns [f0, f1). */
@@ -94,15 +106,19 @@ static void up_item(const Args *a, const Group *g, const float *x, long f0, long
     const Expert *e = &table->experts[g->slot];
     const long D = table->hidden, F = table->ffn, n = f1 - f0;
     float gate[RMAX * CHUNK_MAX], up[RMAX * CHUNK_MAX];
-    const Weights gate_w = chunk_weights(e, 0, f0, n, D, g->count, wide);
-    const Weights up_w = chunk_weights(e, 1, f0, n, D, g->count, wide + n * D);
+    const int is_rounded = a->x8 != NULL, widened = is_wide(e, g->count, is_rounded);
+    const Weights gate_w = chunk_weights(e, 0, f0, n, D, widened, wide);
+    const Weights up_w = chunk_weights(e, 1, f0, n, D, widened, wide + n * D);
     for (long p0 = 0; p0 < g->count; p0 += RMAX) {
         int R = (int)min_l(RMAX, g->count - p0);
-        const float *rows[RMAX];
-        for (int r = 0; r < R; r++)
-            rows[r] = x + a->order[g->first + p0 + r] / a->k * D;
-        weights_dot(&gate_w, R, n, rows, D, gate);
-        weights_dot(&up_w, R, n, rows, D, up);
+        Rows rows;
+        for (int r = 0; r < R; r++) {
+            const long row = a->order[g->first + p0 + r] / a->k;
+            rows.wide[r] = x + row * D;
+            rows.rounded[r] = is_rounded ? a->x8 + (size_t)row * row8_bytes(D) : NULL;
+        }
+        weights_dot(&gate_w, R, n, &rows, is_rounded, D, gate);
+        weights_dot(&up_w, R, n, &rows, is_rounded, D, up);
         for (int r = 0; r < R; r++) {
             float *gr = gate + r * CHUNK_MAX, *ur = up + r * CHUNK_MAX, *h = a->h + (g->first + p0 + r) * F + f0;
             if (e->bias[0])
@@ -131,13 +147,17 @@ static void down_item(const Args *a, const Group *g, long d0, long d1, float *wi
     const Expert *e = &table->experts[g->slot];
     const long D = table->hidden, F = table->ffn, n = d1 - d0;
     float out[RMAX * CHUNK_MAX];
-    const Weights w = chunk_weights(e, 2, d0, n, F, g->count, wide);
+    const int is_rounded = a->h8 != NULL;
+    const Weights w = chunk_weights(e, 2, d0, n, F, is_wide(e, g->count, is_rounded), wide);
     for (long p0 = 0; p0 < g->count; p0 += RMAX) {
         int R = (int)min_l(RMAX, g->count - p0);
-        const float *rows[RMAX];
-        for (int r = 0; r < R; r++)
-            rows[r] = a->h + (g->first + p0 + r) * F;
-        weights_dot(&w, R, n, rows, F, out);
+        Rows rows;
+        for (int r = 0; r < R; r++) {
+            const long place = g->first + p0 + r;
+            rows.wide[r] = a->h + place * F;
+            rows.rounded[r] = is_rounded ? a->h8 + (size_t)place * row8_bytes(F) : NULL;
+        }
+        weights_dot(&w, R, n, &rows, is_rounded, F, out);
         for (int r = 0; r < R; r++) {
             if (e->bias[2])
                 add_bias(out + r * CHUNK_MAX, e->bias[2], (int)e->btype, d0, n);
@@ -196,18 +216,29 @@ static void combine_items(const Combine *c, Team *team, int queue)
     }
 }
 
+static void round_items(const float *x, long rows, long K, char *out, Team *team, int queue)
+{
+    if (!out)
+        return;
+    EACH_ITEM(i, team, queue, rows)
+        round_row8(x + i * K, K, out + (size_t)i * row8_bytes(K));
+    team_barrier(team);
+}
+
 static void moe_body(void *args, Team *team)
 {
     const Args *a = args;
     const long D = a->table->hidden, F = a->table->ffn;
     float *wide = (float *)(a->wide + (size_t)team->tid * a->wide_bytes);
     const float *x = prepare(&a->prep, team, 0);
+    round_items(x, a->t, D, a->x8, team, 4);
     long per_group = (F + a->up_chunk - 1) / a->up_chunk;
     EACH_ITEM(i, team, 1, a->num_groups * per_group) {
         long f0 = i % per_group * a->up_chunk;
         up_item(a, &a->groups[i / per_group], x, f0, min_l(f0 + a->up_chunk, F), wide);
     }
     team_barrier(team);
+    round_items(a->h, a->num_pairs, F, a->h8, team, 5);
     per_group = (D + a->down_chunk - 1) / a->down_chunk;
     EACH_ITEM(i, team, 2, a->num_groups * per_group) {
         long d0 = i % per_group * a->down_chunk;
@@ -264,12 +295,14 @@ int FN(moe)(int threads, const Table *table, const void *x, int xtype, int64_t t
     const long P = t * k, D = table->hidden, F = table->ffn, S = table->num_slots;
     if (t == 0)
         return OK;
+    int rounded = xtype == BF16 && has_vnni();
     for (long p = 0; p < P; p++) {
         long s = slots ? slots[p] : 0;
         if (s >= S)
             return ERR_SLOT_RANGE;
         if (s >= 0 && !table->experts[s].weight[0])
             return ERR_SLOT_EMPTY;
+        rounded = rounded && (s < 0 || table->experts[s].wtype == INT4);
     }
     int n = team_size(threads, 3.0 * (double)P * (double)D * (double)F);
     Args a = {.table = table, .t = t, .k = k, .xtype = xtype, .ytype = ytype, .slots = slots, .ids = ids,
@@ -281,7 +314,8 @@ int FN(moe)(int threads, const Table *table, const void *x, int xtype, int64_t t
     size_t h_bytes = align64((size_t)(P * F) * 4), pair_bytes = pairs ? 0 : align64((size_t)(P * D) * 4);
     /* Chunks depend on the grouping, so room for the largest is set aside. */
     a.wide_bytes = P >= FEWEST_WIDE ? align64((size_t)(2 * CHUNK_MAX * max_l(D, F)) * 4) : 0;
-    char *m = scratch(prep_bytes + order_bytes + start_bytes + group_bytes + h_bytes + pair_bytes + a.wide_bytes * (size_t)n);
+    size_t x8_bytes = rounded ? (size_t)t * row8_bytes(D) : 0, h8_bytes = rounded ? (size_t)P * row8_bytes(F) : 0;
+    char *m = scratch(x8_bytes + h8_bytes + prep_bytes + order_bytes + start_bytes + group_bytes + h_bytes + pair_bytes + a.wide_bytes * (size_t)n);
     if (!m)
         return ERR_MEMORY;
     a.prep.memory = (float *)m, m += prep_bytes;
@@ -290,9 +324,12 @@ int FN(moe)(int threads, const Table *table, const void *x, int xtype, int64_t t
     m += group_bytes;
     a.h = (float *)m, m += h_bytes;
     a.pairs = pairs ? pairs : (float *)m, m += pair_bytes;
-    a.wide = m;
+    a.wide = m, m += a.wide_bytes * (size_t)n;
+    a.x8 = rounded ? m : NULL, a.h8 = rounded ? m + x8_bytes : NULL;
     a.num_groups = group_pairs(slots, P, S, start, groups, order);
     a.order = order, a.groups = groups;
+    for (long i = 0; i < a.num_groups; i++)
+        a.num_pairs += groups[i].count;
     long widest = a.num_groups ? groups[0].count : 0;
     a.up_chunk = chunk_for(F * a.num_groups, n, widest, 2 * D);
     a.down_chunk = chunk_for(D * a.num_groups, n, widest, F);

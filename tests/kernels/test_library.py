@@ -14,7 +14,7 @@ from smoe.kernels.cpu.build import LIBRARY, library_hash, source_hash
 
 def test_committed_library_matches_its_sources() -> None:
     assert library_hash() == source_hash(), "rebuild with: python -m smoe.kernels.build"
-    assert LIBRARY.stat().st_size < 300_000
+    assert LIBRARY.stat().st_size < 350_000
 
 
 def test_public_names() -> None:
