@@ -13,6 +13,27 @@ from smoe.collectives.ledger import Ledger
 Tensor = torch.Tensor
 
 
+class Transfer(Protocol):
+    """The messages of one exchange between this rank and others, one from and one to each at most.
+
+    Each is under way from when it is asked for. Tensors are contiguous, and stay as they are until `finish`.
+    """
+
+    def receive(self, place: int, room: Tensor) -> None:
+        """What comes from `place` goes into the first bytes of `room`, which may be larger than it."""
+        ...
+
+    def send(self, place: int, rows: Tensor) -> None: ...
+
+    def arrived(self, place: int) -> None:
+        """Returns when the message from `place` is there."""
+        ...
+
+    def finish(self) -> None:
+        """Returns when all that was asked for is there, and all is sent. Then the ledger counts one collective."""
+        ...
+
+
 class Group(Protocol):
     """`rank` is this one's place in the group, `ranks[g]` the global rank at place g.
 
@@ -23,9 +44,15 @@ class Group(Protocol):
     rank: int
     ranks: tuple[int, ...]
     ledger: Ledger
+    messages: bool
+    """Whether `open` can be used: whether a rank can receive less than it has made room for."""
 
     @property
     def size(self) -> int: ...
+
+    def open(self, purpose: str) -> Transfer:
+        """Several may be open at once, of different purposes."""
+        ...
 
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str) -> Tensor:
         """The first send[0] rows go to place 0, and so on; returns the rows received, by the place they come from.
@@ -34,8 +61,8 @@ class Group(Protocol):
         """
         ...
 
-    def all_gather(self, rows: Tensor, purpose: str) -> Tensor:
-        """The rows of all ranks, equally many each, by place."""
+    def all_gather(self, rows: Tensor, purpose: str, counts: Sequence[int] | None = None) -> Tensor:
+        """The rows of all ranks by place: `counts[g]` of place g, or equally many each."""
         ...
 
     def all_reduce(self, values: Tensor, purpose: str) -> Tensor:
@@ -47,6 +74,7 @@ class SoloGroup:
     """One rank alone: the local case, in which every exchange hands back what it is given."""
 
     size = 1
+    messages = False
 
     def __init__(self, ledger: Ledger | None = None, rank: int = 0) -> None:
         """`rank` of all ranks, where a larger world has groups of one."""
@@ -54,11 +82,14 @@ class SoloGroup:
         self.ranks: tuple[int, ...] = (rank,)
         self.ledger = Ledger(0, ["here"]) if ledger is None else ledger
 
+    def open(self, purpose: str) -> Transfer:
+        raise NotImplementedError("one rank has nobody to send to")
+
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str) -> Tensor:
         self.ledger.count(purpose, {self.ranks[0]: rows.nbytes})
         return rows
 
-    def all_gather(self, rows: Tensor, purpose: str) -> Tensor:
+    def all_gather(self, rows: Tensor, purpose: str, counts: Sequence[int] | None = None) -> Tensor:
         self.ledger.count(purpose, {self.ranks[0]: rows.nbytes})
         return rows
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 LinkClass = Literal["device", "host", "network"]
 LINK_CLASSES: tuple[LinkClass, ...] = ("device", "host", "network")
+PURPOSES = ("reduce", "gather", "dispatch", "combine", "sizes", "vocab")
+"""What collectives are for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Traffic:
 
 
 class Ledger:
-    """Of one rank. `purpose` is what a collective was for: reduce, gather, dispatch, combine, sizes, vocab."""
+    """Of one rank. `purpose` is what a collective was for: one of PURPOSES, or of one's own."""
 
     def __init__(self, rank: int, hosts: Sequence[str]) -> None:
         """`hosts[r]` names the host of rank r; equal names are one host."""

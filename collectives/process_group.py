@@ -2,40 +2,61 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from smoe.collectives.ledger import Ledger
+from smoe.collectives.gloo_transfer import GlooTransfer
+from smoe.collectives.ledger import PURPOSES, Ledger
 from smoe.core.errors import CollectiveError
 
 Tensor = torch.Tensor
 
 
 class ProcessGroup:
-    """Over a torch process group whose time limit is its own."""
+    """Over a torch process group whose time limit is its own.
+
+    On gloo, all-to-alls are messages of our own: its collective asks for what comes only after it has sent what goes,
+    so that the asking waits behind the payload and a link is busy one way at a time (half of it between two ranks).
+    """
 
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger) -> None:
         self.rank = dist.get_rank(group)
         self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.messages = dist.get_backend(group) == "gloo"
         self.ledger, self._group = ledger, group
 
     @property
     def size(self) -> int:
         return len(self.ranks)
 
+    def open(self, purpose: str) -> GlooTransfer:
+        tag = PURPOSES.index(purpose) if purpose in PURPOSES else len(PURPOSES)
+        return GlooTransfer(self._group, tag, partial(self._watched, purpose), partial(self._count, purpose))
+
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str) -> Tensor:
-        received = rows.new_empty((sum(receive), *rows.shape[1:]))
+        received, rows = rows.new_empty((sum(receive), *rows.shape[1:])), rows.contiguous()
+        if self.messages:
+            self._exchange(rows.split(list(send)), received.split(list(receive)), purpose)
+            return received
         with self._watched(purpose):
-            dist.all_to_all_single(received, rows.contiguous(), list(receive), list(send), group=self._group)
+            dist.all_to_all_single(received, rows, list(receive), list(send), group=self._group)
         row_bytes = rows.nbytes // max(1, len(rows))
         self._count(purpose, [count * row_bytes for count in send])
         return received
 
-    def all_gather(self, rows: Tensor, purpose: str) -> Tensor:
-        gathered = rows.new_empty((self.size * len(rows), *rows.shape[1:]))
+    def all_gather(self, rows: Tensor, purpose: str, counts: Sequence[int] | None = None) -> Tensor:
+        counts = [len(rows)] * self.size if counts is None else list(counts)
+        gathered, rows = rows.new_empty((sum(counts), *rows.shape[1:])), rows.contiguous()
+        if self.messages:
+            self._exchange([rows] * self.size, gathered.split(counts), purpose)
+            return gathered
         with self._watched(purpose):
-            dist.all_gather_into_tensor(gathered, rows.contiguous(), group=self._group)
+            if len(set(counts)) == 1:
+                dist.all_gather_into_tensor(gathered, rows, group=self._group)
+            else:
+                dist.all_gather(list(gathered.split(counts)), rows, group=self._group)
         self._count(purpose, [rows.nbytes] * self.size)
         return gathered
 
@@ -46,6 +67,19 @@ class ProcessGroup:
         share = 2 * values.nbytes // self.size
         self._count(purpose, [0 if place == self.rank else share for place in range(self.size)])
         return values
+
+    def _exchange(self, parts: Sequence[Tensor], rooms: Sequence[Tensor], purpose: str) -> None:
+        """parts[g] to each other place, and into rooms[g] what comes from it: as much as there is room for."""
+        transfer = self.open(purpose)
+        nexts = [(self.rank + step) % self.size for step in range(1, self.size)]
+        for place in nexts:
+            if rooms[place].nbytes:
+                transfer.receive(place, rooms[place])
+        for place in nexts:
+            if parts[place].nbytes:
+                transfer.send(place, parts[place])
+        rooms[self.rank].copy_(parts[self.rank])
+        transfer.finish(kept_bytes=parts[self.rank].nbytes)
 
     def _count(self, purpose: str, sent: Sequence[int]) -> None:
         self.ledger.count(purpose, dict(zip(self.ranks, sent, strict=True)))

@@ -10,7 +10,6 @@ import torch
 from smoe.collectives.group import Group
 from smoe.kernels.routing.reduce import reduce_chunks
 from smoe.kernels.routing.rows import gather_rows as gather
-from smoe.kernels.routing.rows import scatter_rows as scatter
 
 Tensor = torch.Tensor
 
@@ -24,10 +23,22 @@ class RowOrder:
     order_T: Tensor | None = None
 
     @classmethod
+    def by_place(cls, place_T: Tensor, ranks: int) -> "RowOrder":
+        """Each row where `place_T` says, in row order there."""
+        counts = torch.bincount(place_T, minlength=ranks).tolist()
+        return cls(counts=tuple(counts), order_T=place_T.argsort(stable=True))
+
+    @classmethod
     def even(cls, rows: int, ranks: int) -> "RowOrder":
         """In their order, as evenly as it goes; the first ranks have one more."""
         share, more = divmod(rows, ranks)
         return cls(counts=tuple(share + (rank < more) for rank in range(ranks)))
+
+    def places(self) -> Tensor:
+        """[T] i64: where each row lies when the ranks' rows lie one after the other. Only with an order."""
+        assert self.order_T is not None
+        rows = torch.arange(len(self.order_T), device=self.order_T.device)
+        return torch.empty_like(rows).scatter_(0, self.order_T, rows)
 
     def own(self, rank: int) -> slice:
         first = sum(self.counts[:rank])
@@ -65,15 +76,19 @@ def all_reduce_in_order(partial_TD: Tensor, residual_TD: Tensor, group: Group) -
 
 def gather_rows(rows_RD: Tensor, order: RowOrder, group: Group, *, purpose: str = "gather") -> Tensor:
     """[T, D], the rows of all ranks in their places, on every rank. The inverse of RowOrder.take."""
-    if group.size == 1:
-        gathered = rows_RD
-    elif len(set(order.counts)) == 1:
-        gathered = group.all_gather(rows_RD, purpose)
-    else:
-        own = len(rows_RD)
-        gathered = group.all_to_all(rows_RD.repeat(group.size, 1), [own] * group.size, order.counts, purpose)
+    gathered = rows_RD if group.size == 1 else group.all_gather(rows_RD, purpose, order.counts)
+    return gathered if order.order_T is None else gather(gathered, order.places())
+
+
+def gather_rows_and(rows_RD: Tensor, value_R: Tensor, order: RowOrder, group: Group) -> tuple[Tensor, Tensor]:
+    """What gather_rows gives, and of each row a small whole number, [T] i32.
+
+    It travels as one more column: every dtype holds it exactly.
+    """
+    told_RX = torch.cat((rows_RD, value_R.to(rows_RD.dtype).unsqueeze(1)), dim=1)
+    gathered_TX = told_RX if group.size == 1 else group.all_gather(told_RX, "gather", order.counts)
+    rows, values = gathered_TX[:, :-1], gathered_TX[:, -1]
     if order.order_T is None:
-        return gathered
-    restored = torch.empty_like(gathered)
-    scatter(gathered, order.order_T, restored)
-    return restored
+        return rows.contiguous(), values.to(torch.int32)
+    places_T = order.places()
+    return gather(rows, places_T), values.index_select(0, places_T).to(torch.int32)

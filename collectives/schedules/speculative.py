@@ -12,7 +12,7 @@ import torch
 
 from smoe.clustering.align import capacity_of
 from smoe.collectives.group import Group
-from smoe.collectives.rows import RowOrder, gather_rows, reduce_scatter
+from smoe.collectives.rows import RowOrder, gather_rows, gather_rows_and, reduce_scatter
 from smoe.collectives.schedules.group_tables import within_group
 from smoe.collectives.schedules.protocol import StepRows
 from smoe.core.placement import Array, RoutingTables
@@ -66,13 +66,10 @@ class Speculative:
     def gather(self, layer: int, rows_RD: Tensor) -> Tensor:
         if self._own_devices is None:
             return gather_rows(rows_RD, self._order, self._group)
-        # As one more column: ranks are small numbers, which every dtype holds exactly.
-        told_R1 = self._own_devices.to(rows_RD.dtype).unsqueeze(1)
-        gathered_TX = gather_rows(torch.cat((rows_RD, told_R1), dim=1), self._order, self._group)
-        before = self._history
-        assert before is not None
-        self._history = (before[1], gathered_TX[:, -1].to(torch.int32))
-        return gathered_TX[:, :-1].contiguous()
+        rows_TD, device_T = gather_rows_and(rows_RD, self._own_devices, self._order, self._group)
+        assert self._history is not None
+        self._history = (self._history[1], device_T)
+        return rows_TD
 
     def note_devices(self, layer: int, device_RK: Tensor) -> None:
         if self._chain and layer in self._tables:
@@ -85,8 +82,7 @@ class Speculative:
         capacity = capacity_of(rows, size, self._factor)
         second_T = found.second_T % size  # of an id that no table knows it may be any device
         placed_T = align(found.device_T, second_T, found.confidence_T, size, min(capacity, rows))
-        counts = torch.bincount(placed_T, minlength=size).tolist()
-        return RowOrder(counts=tuple(counts), order_T=placed_T.argsort(stable=True))
+        return RowOrder.by_place(placed_T, size)
 
 
 def _layer_tables(tables: RoutingTables, index: int, device: torch.device | str) -> LayerTables:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from smoe.collectives.group import Group
+from smoe.collectives.rows import RowOrder, gather_rows
 from smoe.collectives.schedules.protocol import Schedule, StepRows
 from smoe.kernels import Linear
 from smoe.models.batch import Batch, StepContext
@@ -85,16 +86,20 @@ class TensorParallel:
         self._group, self._schedule = group, schedule
         self._vocab = [TensorShare(share.spec, rank, share.size).vocab() for rank in range(share.size)]
 
+    def use(self, schedule: Schedule) -> None:
+        """Between two forwards, on all ranks."""
+        self._schedule = schedule
+
     def begin(self, batch: Batch) -> None:
         self._schedule.begin_step(StepRows(token_ids_T=batch.token_ids_T))
 
     def embed(self, table_VD: Tensor, token_ids_T: Tensor) -> Tensor:
-        first, stop = self._vocab[self._group.rank]
-        elsewhere_T = (token_ids_T < first) | (token_ids_T >= stop)
-        x_TD = table_VD.index_select(0, (token_ids_T - first).masked_fill(elsewhere_T, 0))
-        x_TD.masked_fill_(elsewhere_T.unsqueeze(1), 0)
-        # One rank has a row, the others add zeros: exact in any order.
-        return self._group.all_reduce(x_TD, "vocab")
+        """Each row from the rank that holds its token's: half the bytes of a sum over ranks."""
+        rank = self._group.rank
+        stops = torch.tensor([stop for _, stop in self._vocab], device=token_ids_T.device)
+        order = RowOrder.by_place(torch.bucketize(token_ids_T, stops, right=True), self._group.size)
+        own_R = token_ids_T.index_select(0, order.rows(rank, token_ids_T.device)) - self._vocab[rank][0]
+        return gather_rows(table_VD.index_select(0, own_R), order, self._group, purpose="vocab")
 
     def attend(
         self, layer: int, attention: AttentionBlock, x_TD: Tensor, context: StepContext, cache: LayerCache

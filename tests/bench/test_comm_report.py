@@ -18,7 +18,7 @@ from smoe.bench.result import Figure, Result
 from smoe.metrics.latency import RequestTimes
 
 STEP_S = {BASE.name: 2.0, DEDUP.name: 1.5, BEST.name: 1.0}
-WIRE = {"reduce": 100.0, "sizes": 0.0, "dispatch": 100.0, "combine": 100.0, "gather": 100.0}
+WIRE = {"reduce": 100.0, "dispatch": 100.0, "combine": 100.0, "gather": 100.0}
 
 
 def series_of(case: Case, rows: int, phase: str, step_s: float) -> Series:

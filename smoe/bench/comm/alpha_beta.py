@@ -48,4 +48,4 @@ def predict(lines: Mapping[str, Line], case: Case, layer: LayerBytes, ranks: int
         reduce_s = spread.seconds(each["reduce"])
     busiest = layer.busiest_share
     passes_s = spread.seconds(busiest * each["dispatch"]) + spread.seconds(busiest * each["combine"])
-    return reduce_s + spread.seconds(each["sizes"]) + passes_s + gather.seconds(each["gather"])
+    return reduce_s + passes_s + gather.seconds(each["gather"])

@@ -4,11 +4,10 @@ The experts of every row are what the routers chose, counted apart from anything
 experts a row, h bytes of a hidden state; over all ranks together.
 
     reduce     (G - 1) T h, twice for an all-reduce        gather   (G - 1) T h
-    dispatch   n h, and k (2 + 4) n bytes of ids and weights        combine   n h
+    dispatch   n h, k (2 + 4) n bytes of ids and weights, and 16 bytes from each rank to each other      combine   n h
     n = k T (1 - LAR), or with de-duplication a row for each pair of a row and another rank that it needs
 
-On top, and small: the sizes of the dispatch (16 bytes from each rank to each other) and, where the chain of devices is
-followed, one more value with each gathered row.
+On top, and small: where the chain of devices is followed, one more value with each gathered row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,10 @@ import numpy as np
 
 from smoe.bench.comm.cases import Case
 from smoe.clustering.traffic import RINGS, count_pass
-from smoe.collectives.dispatch import row_bytes
+from smoe.collectives.message import HEAD_BYTES, Layout
 from smoe.core.placement import Array, Placement
 
-PURPOSES = ("reduce", "sizes", "dispatch", "combine", "gather")
+PURPOSES = ("reduce", "dispatch", "combine", "gather")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +62,12 @@ def by_formula(
     lar = 1 - remote / activations
     sent = (remote_rows if case.dedup else choices * total_rows * len(layers) * (1 - lar)) / len(layers)
     ring = (ranks - 1) * total_rows * row
+    layout = Layout(hidden, {2: torch.bfloat16, 4: torch.float32}[dtype_bytes], choices)
     told = (ranks - 1) * total_rows * dtype_bytes if case.schedule == "speculative" else 0
     rings = RINGS["allreduce" if case.schedule == "allreduce" else "scatter"]
     wire = {
         "reduce": float((rings - 1) * ring),
-        "sizes": 16.0 * ranks * (ranks - 1),
-        "dispatch": sent * row_bytes(hidden, {2: torch.bfloat16, 4: torch.float32}[dtype_bytes], choices),
+        "dispatch": sent * layout.row_bytes + HEAD_BYTES * ranks * (ranks - 1),
         "combine": sent * row,
         "gather": float(ring + told),
     }

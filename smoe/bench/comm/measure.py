@@ -10,7 +10,7 @@ from smoe.bench.comm.cases import Case, Work
 from smoe.bench.comm.formula import PURPOSES, LayerBytes, by_formula
 from smoe.bench.comm.messages import Pass, Seen
 from smoe.bench.comm.ranks import Ranks
-from smoe.bench.comm.timed import Moved, together
+from smoe.bench.comm.timed import Moved, seconds_of, together
 from smoe.collectives.ledger import Traffic
 from smoe.core.placement import Placement
 
@@ -18,7 +18,7 @@ PROBE_BYTES = (16, 1024, 16384, 131072, 1048576)
 Key = tuple[int, int, str, str]
 """Of a series: Mbit/s, ranks, name of the step, name of the case."""
 Item = TypeVar("Item")
-_DISPATCH = ("sizes", "dispatch", "combine")
+_DISPATCH = ("dispatch", "combine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,9 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One pass. `comm_s` is the time in exchanges, without waiting for other ranks' arithmetic; `layer_comm_s` that
-    of the layers' own, a layer. `dispatch_share` is what sizes, dispatch and combine are of the MoE layers' time."""
+    """One pass. `comm_s` is the time in which exchanges are under way, without waiting for other ranks' arithmetic, but
+    with what of one's own goes on meanwhile; `layer_comm_s` that of the layers' own, a layer. `dispatch_share` is what
+    dispatch and combine are of the MoE layers' time."""
 
     step_s: float
     comm_s: float
@@ -102,8 +103,8 @@ def time_pass(ranks: Ranks, case: Case, work: Work, layers: int) -> Timed:
     passes: list[Pass] = ranks.ask("run", case, work)
     moved = together([each.exchanges for each in passes])
     step_s = max(each.end_s for each in passes) - max(each.start_s for each in passes)
-    own = sum(each.seconds for each in moved if each.purpose in PURPOSES)
-    return Timed(step_s, sum(each.seconds for each in moved), own / layers, _dispatch_share(moved))
+    own_s = seconds_of([each for each in moved if each.purpose in PURPOSES])
+    return Timed(step_s, seconds_of(moved), own_s / layers, _dispatch_share(moved))
 
 
 def rounds(ranks: Ranks, series: Sequence[Series], layers: int, repeats: int) -> None:
@@ -140,12 +141,14 @@ def _dispatch_share(moved: Sequence[Moved]) -> float:
     """From the end of each layer's reduce to the start of its gather: the MoE layer with its exchanges."""
     layer_s = sent_s = 0.0
     reduced = moved[0].ended_s if moved else 0.0
+    passes: list[Moved] = []
     for each in moved:
         if each.purpose == "reduce":
-            reduced = each.ended_s
+            reduced, passes = each.ended_s, []
         elif each.purpose in _DISPATCH:
-            sent_s += each.seconds
+            passes.append(each)
         elif each.purpose == "gather":
+            sent_s += seconds_of(passes)
             layer_s += each.began_s - reduced
     return sent_s / layer_s if layer_s else 0.0
 

@@ -43,5 +43,4 @@ def best_order(device_TK: Tensor, ranks: int) -> RowOrder:
     best = counts_TG.sort(dim=1, descending=True, stable=True)
     device_T, second_T = best.indices[:, 0], best.indices[:, min(1, ranks - 1)]
     placed_T = align(device_T, second_T, best.values[:, 0] / choices, ranks, -(-rows // ranks))
-    counts = torch.bincount(placed_T, minlength=ranks).tolist()
-    return RowOrder(counts=tuple(counts), order_T=placed_T.argsort(stable=True))
+    return RowOrder.by_place(placed_T, ranks)

@@ -70,6 +70,6 @@ def add_byte_figures(result: Result, series: Mapping[Key, Series], mbit: int, wo
             figure=f"{mbit} Mbit/s, {work}: all-to-all in the MoE layer, {BASE.name}",
             value=100 * share,
             unit="%",
-            bound="sizes, dispatch and combine, of the time from the end of the all-reduce to the start of the gather",
+            bound="dispatch or combine under way, of the time from the end of the all-reduce to the gather",
         )
     )
