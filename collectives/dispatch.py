@@ -121,7 +121,8 @@ class Dispatcher:
                 combine.send(place, _computed(came, compute))
         if waiting:
             sums_ND = _computed(Dispatched.joined([came for _, came in waiting]), compute)
-            for (place, _), sums in zip(waiting, sums_ND.split([len(c.x_ND) for _, c in waiting]), strict=True):
+            parts = torch.split(sums_ND, [len(came.x_ND) for _, came in waiting])
+            for (place, _), sums in zip(waiting, parts, strict=True):
                 if place == me:
                     back_SD[stay] = sums
                 elif len(sums):

@@ -53,7 +53,8 @@ class Layout:
         """(x_ND, ids_NK i32, weights_NK)."""
         sizes = [self.hidden * self.dtype.itemsize, self.choices * 4, self.choices * 2]
         # Not `contiguous`, which hands back parts of no or one row as they are: with strides that no wider dtype has.
-        x, weights, ids = (part.clone(memory_format=torch.contiguous_format) for part in packed_NX.split(sizes, dim=1))
+        parts = torch.split(packed_NX, sizes, dim=1)
+        x, weights, ids = (part.clone(memory_format=torch.contiguous_format) for part in parts)
         return x.view(self.dtype), ids.view(torch.int16).to(torch.int32), weights.view(torch.float32)
 
     def _parts(self, packed: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:

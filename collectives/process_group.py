@@ -38,7 +38,7 @@ class ProcessGroup:
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str) -> Tensor:
         received, rows = rows.new_empty((sum(receive), *rows.shape[1:])), rows.contiguous()
         if self.messages:
-            self._exchange(rows.split(list(send)), received.split(list(receive)), purpose)
+            self._exchange(torch.split(rows, list(send)), torch.split(received, list(receive)), purpose)
             return received
         with self._watched(purpose):
             dist.all_to_all_single(received, rows, list(receive), list(send), group=self._group)
@@ -50,13 +50,13 @@ class ProcessGroup:
         counts = [len(rows)] * self.size if counts is None else list(counts)
         gathered, rows = rows.new_empty((sum(counts), *rows.shape[1:])), rows.contiguous()
         if self.messages:
-            self._exchange([rows] * self.size, gathered.split(counts), purpose)
+            self._exchange([rows] * self.size, torch.split(gathered, counts), purpose)
             return gathered
         with self._watched(purpose):
             if len(set(counts)) == 1:
                 dist.all_gather_into_tensor(gathered, rows, group=self._group)
             else:
-                dist.all_gather(list(gathered.split(counts)), rows, group=self._group)
+                dist.all_gather(list(torch.split(gathered, counts)), rows, group=self._group)
         self._count(purpose, [rows.nbytes] * self.size)
         return gathered
 

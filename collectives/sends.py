@@ -48,6 +48,6 @@ def add_up(back_SD: Tensor, sends: Sends, residual_RD: Tensor) -> Tensor:
     in the order of the choices): in fp32, rounded once."""
     total_RD = torch.zeros_like(residual_RD, dtype=torch.float32)
     counts = list(sends.counts)
-    for rows, part in zip(sends.row_S.split(counts), back_SD.split(counts), strict=True):
+    for rows, part in zip(torch.split(sends.row_S, counts), torch.split(back_SD, counts), strict=True):
         total_RD.index_add_(0, rows, part.float())
     return (residual_RD.float() + total_RD).to(residual_RD.dtype)

@@ -71,6 +71,9 @@ class Speculative:
         self._history = (self._history[1], device_T)
         return rows_TD
 
+    def own_rows(self) -> Tensor:
+        return self._order.rows(self._group.rank, self._token_ids_T.device)
+
     def note_devices(self, layer: int, device_RK: Tensor) -> None:
         if self._chain and layer in self._tables:
             self._own_devices = majority_device(device_RK, self._num_devices)

@@ -84,7 +84,7 @@ def test_every_way_gives_the_bits_of_the_slow_reference(
     dtype: torch.dtype,
     hidden: int,
 ) -> None:
-    """Ranks without rows, all rows to one rank, any spread of experts; odd sizes, whose parts lie askew in a message."""
+    """Ranks without rows, all rows to one rank, any spread of experts; odd sizes, whose parts lie askew."""
     size, experts = len(rows), 8
     device_of = torch.zeros(experts, dtype=torch.int64) if to_one else torch.arange(experts) * size // experts
     made = [make_rank(count, experts, choices, seed + rank, dtype, hidden) for rank, count in enumerate(rows)]
