@@ -25,6 +25,9 @@ class Scatter:
     def gather(self, layer: int, rows_RD: Tensor) -> Tensor:
         return gather_rows(rows_RD, self._order, self._group)
 
+    def own_rows(self) -> Tensor:
+        return self._order.rows(self._group.rank, torch.device("cpu"))
+
     def note_devices(self, layer: int, device_RK: Tensor) -> None:
         return
 

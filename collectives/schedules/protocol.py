@@ -34,6 +34,10 @@ class Schedule(Protocol):
         """[T, D]: the rows of all ranks, in the step's order. Ends what `reduce` of the same layer began."""
         ...
 
+    def own_rows(self) -> Tensor:
+        """[R] i64, the places in the step of the rows that `reduce` gave last."""
+        ...
+
     def note_devices(self, layer: int, device_RK: Tensor) -> None:
         """Where the experts are that the rows' router chose (places in the expert group), before `gather`."""
         ...
