@@ -169,12 +169,13 @@ def _facts(model: str) -> "ModelFacts":
     import torch
 
     from smoe.clustering.regroup import ModelFacts
+    from smoe.models.checkpoint import NOTHING
     from smoe.models.loading import open_checkpoint
 
     checkpoint = open_checkpoint(model)
     spec = checkpoint.spec
     router = spec.moe(spec.moe_layers[0]).router
-    kept = checkpoint.params(dtype=torch.float32, part=lambda name, tensor: tensor if name == "embed" else None)
+    kept = checkpoint.params(dtype=torch.float32, part=lambda name: None if name == "embed" else NOTHING)
     return ModelFacts(
         fingerprint=checkpoint.fingerprint,
         num_experts=router.num_experts,

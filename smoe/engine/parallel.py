@@ -108,7 +108,7 @@ def load_part(
     share = TensorShare(checkpoint.spec, tensor.rank, tensor.size)
     held = held_experts(placement, group.rank)
     local = RankBank(checkpoint.spec, held, lambda layer, expert: checkpoint.read_expert(layer, expert, dtype=dtype))
-    params = checkpoint.params(dtype=dtype, part=share.param)
+    params = checkpoint.params(dtype=dtype, part=share.cut)
     return RankPart(
         share=share, group=group, tensor=tensor, placement=placement, params=params, local=local, dtype=dtype
     )

@@ -28,11 +28,30 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One of our parameters, built from checkpoint tensors; `keep_float32` holds it in fp32 in every mode."""
+    """One of our parameters, built from checkpoint tensors; `keep_float32` holds it in fp32 in every mode.
+
+    `build` takes whole heads as well as all of them: of the rows of some heads of each source it makes their part.
+    """
 
     sources: tuple[Source, ...]
     build: Callable[[list[torch.Tensor]], torch.Tensor] = concat_rows
     keep_float32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of a parameter that is wanted: of its sources, one behind the other, these rows (axis 0), each range
+    within one source, in ascending sources; or of its one source these columns (axis 1)."""
+
+    axis: Literal[0, 1]
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+
+NOTHING = Cut(0, ())
 
 
 ExpertKind = Literal["split", "stacked", "gptoss"]

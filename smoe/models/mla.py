@@ -65,7 +65,7 @@ def pack_kv_b(attention: MLASpec, tensors: list[torch.Tensor]) -> torch.Tensor:
     """From kv_b_proj [H * (nope + V), L], keys and values of a head together, to one flat tensor that holds
     key_up [H, L, nope] and then value_up [H, V, L]."""
     nope, value = attention.qk_nope_head_dim, attention.v_head_dim
-    kv_HXL = tensors[0].view(attention.num_heads, nope + value, -1)
+    kv_HXL = tensors[0].view(-1, nope + value, attention.kv_lora_rank)
     key_HNL, value_HVL = torch.split(kv_HXL, [nope, value], dim=1)
     return torch.cat((key_HNL.transpose(1, 2).reshape(-1), value_HVL.reshape(-1)))
 

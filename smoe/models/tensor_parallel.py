@@ -8,13 +8,10 @@ that has one of its query heads.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from smoe.core.errors import ConfigError
-from smoe.models.mla import unpack_kv_b
+from smoe.models.checkpoint import NOTHING, Cut
 from smoe.models.spec import DecoderSpec, DeltaSpec, GQASpec, LayerSpec, MLASpec
 
-Tensor = torch.Tensor
 Attention = GQASpec | MLASpec | DeltaSpec
 Range = tuple[int, int]
 FIELD = "tensor_parallel_size"
@@ -45,21 +42,21 @@ class TensorShare:
         """Token ids whose embedding and head this rank holds."""
         return self._share(self.spec.vocab)
 
-    def param(self, name: str, whole: Tensor) -> Tensor | None:
-        """This rank's part of a parameter in memory of its own, or all of it; None: it is another rank's."""
+    def cut(self, name: str) -> Cut | None:
+        """This rank's part of a parameter; None: all of it."""
         if name in ("embed", "head.weight", "head.bias"):
-            return _take(whole, 0, [self.vocab()])
+            return Cut(0, (self.vocab(),))
         if ".attn." not in name:
-            return whole
+            return None
         layer, part = name.removeprefix("layers.").split(".attn.")
         attention = self.spec.layers[int(layer)].attention
         if part == "out.bias":
-            return whole if self.rank == 0 else None
+            return None if self.rank == 0 else NOTHING
         if isinstance(attention, GQASpec):
-            return self._gqa(attention, part, whole)
+            return self._gqa(attention, part)
         if isinstance(attention, MLASpec):
-            return self._mla(attention, part, whole)
-        return self._delta(attention, part, whole)
+            return self._mla(attention, part)
+        return self._delta(attention, part)
 
     def _local(self, attention: Attention) -> Attention:
         if isinstance(attention, GQASpec):
@@ -88,67 +85,57 @@ class TensorShare:
         each = len(wanted) // len(distinct)
         return distinct if wanted == [kv for kv in distinct for _ in range(each)] else wanted
 
-    def _gqa(self, attention: GQASpec, part: str, whole: Tensor) -> Tensor:
+    def _gqa(self, attention: GQASpec, part: str) -> Cut | None:
         q, width = self._share(attention.num_heads), attention.head_dim
         kv = [(head, head + 1) for head in self._kv(attention)]
         if part in ("qkv.weight", "qkv.bias"):
             heads, kv_heads = attention.num_heads, attention.num_kv_heads
-            blocks = [(heads, [q], width), (kv_heads, kv, width), (kv_heads, kv, width)]
-            return _take(whole, 0, _stacked([*blocks, (heads, [q], width)] if attention.output_gate else blocks))
+            of_q = 2 * width if attention.output_gate else width  # each head's query, and then its gate
+            return Cut(0, _stacked([(heads, [q], of_q), (kv_heads, kv, width), (kv_heads, kv, width)]))
         if part == "out.weight":
-            return _take(whole, 1, [_scaled(q, width)])
+            return Cut(1, (_scaled(q, width),))
         if part == "sinks":
-            return _take(whole, 0, [q])
+            return Cut(0, (q,))
         if attention.qk_norm == "full" and part in ("q_norm.weight", "k_norm.weight"):
-            return _take(whole, 0, [_scaled(own, width) for own in ([q] if part == "q_norm.weight" else kv)])
-        return whole
+            return Cut(0, tuple(_scaled(own, width) for own in ([q] if part == "q_norm.weight" else kv)))
+        return None
 
-    def _mla(self, attention: MLASpec, part: str, whole: Tensor) -> Tensor:
+    def _mla(self, attention: MLASpec, part: str) -> Cut | None:
         heads = self._share(attention.num_heads)
-        module, _, kind = part.partition(".")
-        if module == ("q" if attention.q_lora_rank is None else "q_b"):
-            return _take(whole, 0, [_scaled(heads, attention.qk_nope_head_dim + attention.qk_rope_head_dim)])
+        if part.partition(".")[0] == ("q" if attention.q_lora_rank is None else "q_b"):
+            return Cut(0, (_scaled(heads, attention.qk_nope_head_dim + attention.qk_rope_head_dim),))
         if part == "kv_b.weight":
-            parts = [half[slice(*heads)] for half in unpack_kv_b(attention, whole)]
-            return torch.cat([half.reshape(-1) for half in parts])
-        if (module, kind) == ("out", "weight"):
-            return _take(whole, 1, [_scaled(heads, attention.v_head_dim)])
-        return whole
+            return Cut(0, (_scaled(heads, attention.qk_nope_head_dim + attention.v_head_dim),))
+        return Cut(1, (_scaled(heads, attention.v_head_dim),)) if part == "out.weight" else None
 
-    def _delta(self, attention: DeltaSpec, part: str, whole: Tensor) -> Tensor:
-        keys = self._share(attention.num_key_heads)
-        values = _scaled(keys, _values_a_key(attention))
+    def _delta(self, attention: DeltaSpec, part: str) -> Cut | None:
+        keys, each = self._share(attention.num_key_heads), _values_a_key(attention)
+        values = _scaled(keys, each)
         key = (attention.num_key_heads, [keys], attention.key_head_dim)
         value = (attention.num_value_heads, [values], attention.value_head_dim)
-        scalar = (attention.num_value_heads, [values], 1)
         if part == "in.weight":
-            return _take(whole, 0, _stacked([key, key, value, value, scalar, scalar]))
+            # Rows of a key head lie together: its query, its key, its values and their gates; then its scalars.
+            of_key = 2 * attention.key_head_dim + 2 * each * attention.value_head_dim
+            return Cut(0, _stacked([(attention.num_key_heads, [keys], rows) for rows in (of_key, 2 * each)]))
         if part == "conv.weight":
-            return _take(whole, 0, _stacked([key, key, value]))
+            return Cut(0, _stacked([key, key, value]))
         if part in ("a_log", "dt_bias"):
-            return _take(whole, 0, [values])
-        if part == "out.weight":
-            return _take(whole, 1, [_scaled(values, attention.value_head_dim)])
-        return whole
-
-
-def _take(whole: Tensor, dim: int, ranges: Sequence[Range]) -> Tensor:
-    parts = [whole.narrow(dim, start, stop - start) for start, stop in ranges]
-    return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+            return Cut(0, (values,))
+        return Cut(1, (_scaled(values, attention.value_head_dim),)) if part == "out.weight" else None
 
 
 def _scaled(heads: Range, width: int) -> Range:
     return heads[0] * width, heads[1] * width
 
 
-def _stacked(blocks: Sequence[tuple[int, Sequence[Range], int]]) -> list[Range]:
+def _stacked(blocks: Sequence[tuple[int, Sequence[Range], int]]) -> tuple[Range, ...]:
     """Row ranges of a stack of blocks: (heads in all, those of this rank, rows a head) of each."""
     ranges: list[Range] = []
     first = 0
     for count, heads, width in blocks:
         ranges += [(first + start, first + stop) for start, stop in (_scaled(own, width) for own in heads)]
         first += count * width
-    return ranges
+    return tuple(ranges)
 
 
 def _values_a_key(attention: DeltaSpec) -> int:

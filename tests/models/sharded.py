@@ -93,7 +93,7 @@ def rank_decoder(
     held = {layer: (place == group.rank).nonzero().flatten().tolist() for layer, place in expert2place.items()}
     local = RankBank(checkpoint.spec, held, lambda layer, e: checkpoint.read_expert(layer, e, dtype=dtype))
     bank = DispatchedBank(local, Dispatcher(group, dedup=dedup), expert2place, schedule)
-    params = checkpoint.params(dtype=dtype, part=share.param)
+    params = checkpoint.params(dtype=dtype, part=share.cut)
     spread = TensorParallel(tensor, schedule, share)
     return Decoder(share.local_spec(), params, bank, dtype=dtype, spread=spread)
 

@@ -1,5 +1,6 @@
 """A model cut over ranks computes what the whole one does: every family, sizes, schedules, placements of experts."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -72,13 +73,35 @@ def test_parts_of_all_ranks_make_the_whole(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     whole = checkpoint.params(dtype=torch.float32)
     shares = [TensorShare(checkpoint.spec, rank, 2) for rank in range(2)]
-    parts = [checkpoint.params(dtype=torch.float32, part=share.param) for share in shares]
+    parts = [checkpoint.params(dtype=torch.float32, part=share.cut) for share in shares]
     for name, tensor in whole.items():
         held = [part[name] for part in parts if name in part]
         if all(part.shape == tensor.shape for part in held):
             continue
         total = torch.cat([part.flatten() for part in held]).sort().values
         assert torch.equal(total, tensor.flatten().sort().values), name
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_reads_its_own_rows_and_columns_alone(folder: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order a file has them: by heads, in pairs, gates beside queries."""
+    checkpoint, whole_bytes = open_checkpoint(folder), 0
+    counted, preadv = [0], os.preadv
+
+    def counting(fd: int, buffers: list, offset: int) -> int:
+        count = preadv(fd, buffers, offset)
+        counted[0] += count
+        return count
+
+    monkeypatch.setattr(os, "preadv", counting)
+    checkpoint.params(dtype=torch.float32)
+    whole_bytes, counted[0] = counted[0], 0
+    for rank in range(size):
+        share = TensorShare(checkpoint.spec, rank, size)
+        kept = checkpoint.params(dtype=torch.float32, part=share.cut)
+        assert counted[0] == sum(tensor.nbytes for tensor in kept.values())
+        assert counted[0] == checkpoint.params_nbytes(dtype=torch.float32, part=share.cut) < whole_bytes
+        counted[0] = 0
 
 
 def test_a_size_that_does_not_divide_the_heads_names_the_legal_ones(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def _gqa_params(attention: GQASpec, hidden: int, ours: str, theirs: str) -> dict
         "k_proj": attention.num_kv_heads * width,
         "v_proj": attention.num_kv_heads * width,
     }
-    build = partial(gate_rows_last, heads)
+    build = partial(gate_rows_last, width)
     params = {
         f"{ours}.qkv.weight": Param(tuple(Source(f"{theirs}.{n}.weight", (r, hidden)) for n, r in rows.items()), build),
         f"{ours}.out.weight": param(f"{theirs}.o_proj.weight", hidden, heads * width),
@@ -136,18 +136,18 @@ def _delta_params(attention: DeltaSpec, hidden: int, ours: str, theirs: str) -> 
     }
 
 
-def gate_rows_last(heads: int, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """q_proj holds each head's query and then its gate; ours are all of q | k | v | gate."""
+def gate_rows_last(width: int, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """q_proj holds each head's query and then its gate, of `width` rows each; ours are all of q | k | v | gate."""
     mixed, k, v = tensors
-    q, gate = mixed.view(heads, 2, -1, *mixed.shape[1:]).unbind(1)
+    q, gate = mixed.view(-1, 2, width, *mixed.shape[1:]).unbind(1)
     return torch.cat((q.flatten(0, 1), k, v, gate.flatten(0, 1)))
 
 
 def split_mixed_rows(attention: DeltaSpec, tensors: list[torch.Tensor]) -> torch.Tensor:
     """in_proj_qkvz and in_proj_ba go by key head (q, k, its values, their z; b, a); ours are q | k | v | z | b | a."""
-    keys, each = attention.num_key_heads, attention.num_value_heads // attention.num_key_heads
+    each = attention.num_value_heads // attention.num_key_heads
     widths = [attention.key_head_dim] * 2 + [each * attention.value_head_dim] * 2
-    qkvz, ba = (tensor.view(keys, -1, tensor.shape[1]) for tensor in tensors)
+    qkvz, ba = (t.view(-1, rows, t.shape[1]) for t, rows in zip(tensors, (sum(widths), 2 * each), strict=True))
     parts = [*torch.split(qkvz, widths, dim=1), *torch.split(ba, [each, each], dim=1)]
     return torch.cat([part.flatten(0, 1) for part in parts])
 

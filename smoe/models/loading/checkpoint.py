@@ -9,20 +9,20 @@ from typing import Any
 import torch
 
 from smoe.kernels import ExpertTensors, alloc_huge
-from smoe.models.checkpoint import CheckpointMap, Family
+from smoe.models.checkpoint import CheckpointMap, Cut, Family
 from smoe.models.loading.arena import carve, read_source_into
 from smoe.models.loading.config import model_folder, read_config
 from smoe.models.loading.dtypes import check_compute_dtype
 from smoe.models.loading.expert_source import ExpertSource, TensorRange
 from smoe.models.loading.experts import locate_experts
 from smoe.models.loading.leftovers import check_leftovers, check_tied_head
-from smoe.models.loading.params import locate_param, param_dtype, read_param
+from smoe.models.loading.params import cut_nbytes, locate_param, read_param
 from smoe.models.loading.shards import find_tensors
 from smoe.models.spec import DecoderSpec
 
 _SAMPLED_TENSORS, _SAMPLED_BYTES = 64, 256
-Part = Callable[[str, torch.Tensor], torch.Tensor | None]
-"""Of a parameter and its name, what to keep; None: nothing."""
+Part = Callable[[str], Cut | None]
+"""Of a parameter by name, what to read; None: all. A cut of no ranges: nothing, it is left out."""
 
 
 class Checkpoint:
@@ -48,25 +48,22 @@ class Checkpoint:
     ) -> dict[str, torch.Tensor]:
         """Everything but the routed experts, for arithmetic in `dtype`; storage dtypes as `storage_dtype` says.
 
-        `part` keeps of each parameter what it returns, while the whole one is let go before the next is read.
-        Raises CheckpointError naming a tensor that is truncated or not finite.
+        `part` says how much of each; the rest is not read. Raises CheckpointError naming a tensor that is truncated or
+        not finite.
         """
         check_compute_dtype(dtype)
         check_tied_head(self.spec, self._map, self.tensors)
         kept: dict[str, torch.Tensor] = {}
         for name, sources in self._params.items():
-            tensor: torch.Tensor | None = read_param(sources, self._map.params[name], dtype)
-            if part is not None and tensor is not None:
-                tensor = part(name, tensor)
-            if tensor is not None:
-                kept[name] = tensor.to(device)
+            cut = None if part is None else part(name)
+            if cut is None or cut.ranges:
+                kept[name] = read_param(sources, self._map.params[name], dtype, cut).to(device)
         return kept
 
-    def params_nbytes(self, *, dtype: torch.dtype) -> int:
+    def params_nbytes(self, *, dtype: torch.dtype, part: Part | None = None) -> int:
         """What `params` will take, without reading anything; parameters that are reshaped keep their size."""
         return sum(
-            sum(torch.Size(source.shape).numel() for source in sources)
-            * param_dtype(sources, self._map.params[name], dtype).itemsize
+            cut_nbytes(sources, self._map.params[name], dtype, None if part is None else part(name))
             for name, sources in self._params.items()
         )
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import torch
 
-from smoe.models.checkpoint import Param, Source, concat_rows
+from smoe.models.checkpoint import Cut, Param, Source, concat_rows
 from smoe.models.loading.dtypes import WEIGHT_DTYPES, storage_dtype
 from smoe.models.loading.expert_source import TensorRange
 from smoe.models.loading.experts import take
-from smoe.models.loading.reading import read_into
+from smoe.models.loading.reading import read_columns, read_into
 
 
 def locate_param(tensors: Mapping[str, TensorRange], param: Param) -> list[TensorRange]:
@@ -28,18 +28,43 @@ def param_dtype(sources: list[TensorRange], param: Param, dtype: torch.dtype) ->
     return targets.pop() if len(targets) == 1 else torch.float32
 
 
-def read_param(sources: list[TensorRange], param: Param, dtype: torch.dtype) -> torch.Tensor:
-    """One parameter for arithmetic in `dtype`, on the CPU; row-wise concatenations are read in place."""
+def read_param(sources: list[TensorRange], param: Param, dtype: torch.dtype, cut: Cut | None = None) -> torch.Tensor:
+    """One parameter, or the part of it that `cut` says, for arithmetic in `dtype`, on the CPU. Reads no more of its
+    sources; row-wise concatenations are read in place."""
     target = param_dtype(sources, param, dtype)
+    if cut is not None and cut.axis == 1:
+        assert param.build is concat_rows
+        return read_columns(sources[0], cut.ranges, target)
+    pieces = [[source] for source in sources] if cut is None else _pieces(sources, cut)
+    rows = [sum(piece.shape[0] for piece in of_source) for of_source in pieces]
     if param.build is concat_rows:
-        shape = (sum(source.shape[0] for source in sources), *sources[0].shape[1:])
-        whole = torch.empty(shape, dtype=target)
+        whole = torch.empty((sum(rows), *sources[0].shape[1:]), dtype=target)
+        parts = list(torch.split(whole, rows))
+    else:
+        parts = [torch.empty((n, *source.shape[1:]), dtype=target) for n, source in zip(rows, sources, strict=True)]
+    for of_source, part in zip(pieces, parts, strict=True):
         first = 0
-        for source in sources:
-            read_into(source, whole.narrow(0, first, source.shape[0]))
-            first += source.shape[0]
-        return whole
-    parts = [torch.empty(source.shape, dtype=target) for source in sources]
-    for source, part in zip(sources, parts, strict=True):
-        read_into(source, part)
-    return param.build(parts).contiguous()
+        for piece in of_source:
+            read_into(piece, part.narrow(0, first, piece.shape[0]))
+            first += piece.shape[0]
+    return whole if param.build is concat_rows else param.build(parts).contiguous()
+
+
+def cut_nbytes(sources: list[TensorRange], param: Param, dtype: torch.dtype, cut: Cut | None = None) -> int:
+    """What `read_param` will take, without reading anything."""
+    values = sum(torch.Size(source.shape).numel() for source in sources)
+    if cut is not None:
+        values = values * cut.size // (sources[0].shape[1] if cut.axis else sum(s.shape[0] for s in sources))
+    return values * param_dtype(sources, param, dtype).itemsize
+
+
+def _pieces(sources: list[TensorRange], cut: Cut) -> list[list[TensorRange]]:
+    """By source, the rows of it that are wanted."""
+    pieces: list[list[TensorRange]] = []
+    first = 0
+    for source in sources:
+        stop = first + source.shape[0]
+        pieces.append([source.rows(a - first, b - first) for a, b in cut.ranges if first <= a and b <= stop])
+        first = stop
+    assert sum(len(of_source) for of_source in pieces) == len(cut.ranges), "a range goes over two tensors"
+    return pieces

@@ -1,6 +1,7 @@
 """Tensors from byte ranges by plain buffered reads, in pieces, so that nothing but the destination grows."""
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -36,6 +37,27 @@ def read_into(source: TensorRange, out: torch.Tensor) -> None:
                 target.copy_(piece)
     finally:
         os.close(fd)
+
+
+def read_columns(source: TensorRange, ranges: Sequence[tuple[int, int]], dtype: torch.dtype) -> torch.Tensor:
+    """[rows, columns of `ranges`] of a matrix, row by row, in `dtype`. Raises CheckpointError as read_into does."""
+    rows, stride = source.shape[0], source.nbytes // source.shape[0]
+    raw = torch.empty((rows, sum(stop - start for start, stop in ranges)), dtype=source.dtype)
+    try:
+        fd = os.open(source.path, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(f"{source.path}: {error.strerror}") from error
+    try:
+        first = 0
+        for start, stop in ranges:
+            offset = source.offset + start * source.dtype.itemsize
+            for row in range(rows):
+                read_bytes(fd, source, offset + row * stride, raw[row, first : first + stop - start])
+            first += stop - start
+    finally:
+        os.close(fd)
+    check_finite(source, raw)
+    return raw.to(dtype)
 
 
 def read_bytes(fd: int, source: TensorRange, offset: int, out: torch.Tensor) -> None:
