@@ -14,7 +14,9 @@ import numpy as np
 
 from smoe.offload.policies.utility_states import MOST
 
-Objective = Literal["difference", "makespan"]
+Objective = Literal["difference", "makespan", "reachable"]
+"""What the threshold makes least: |T_fast - T_slow|, as published; the later of the two ends; or that end with what can
+come in by then on the fast side, where the others refuse a threshold as soon as one hot expert cannot."""
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 MOST_SUBSETS = 200_000
 
@@ -56,8 +58,18 @@ class Limits:
     evictable: Sequence[int] = ()
 
     def allow(self, new: int, tau: int) -> bool:
-        slots = self.free + sum(state < tau for state in self.evictable)
-        return new * self.fetch_s <= self.available_s and new <= slots
+        return new * self.fetch_s <= self.available_s and new <= self.free + len(self._below(tau))
+
+    def room(self, wanted: int, tau: int) -> tuple[int, int]:
+        """How many of `wanted` can come in, and the state that those who go for them stay below (0: nobody goes)."""
+        below = sorted(self._below(tau))
+        in_time = self.available_s / self.fetch_s if self.fetch_s else math.inf
+        come = int(min(wanted, in_time, self.free + len(below)))
+        go = int(max(0, come - self.free))
+        return come, below[go - 1] + 1 if go else 0
+
+    def _below(self, tau: int) -> list[int]:
+        return [state for state in self.evictable if state < tau]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +112,27 @@ def choose_threshold(
     """
     held, best = set(resident), None
     for tau in range(1, MOST + 2):
-        new = sum(state >= tau and expert not in held for expert, state in enumerate(states))
-        if limits.allow(new, tau):
-            found = split(lambda expert, tau=tau: states[expert] >= tau, counts, sides)  # type: ignore[misc]
-            if best is None or found.key(objective) < best[1].key(objective):
-                best = tau, found
+        new = [expert for expert, state in enumerate(states) if state >= tau and expert not in held]
+        if objective == "reachable":
+            fast = _reachable(new, tau, states, counts, held, limits)
+        elif limits.allow(len(new), tau):
+            fast = {expert for expert, state in enumerate(states) if state >= tau}
+        else:
+            continue
+        found = split(fast.__contains__, counts, sides)
+        if best is None or found.key(objective) < best[1].key(objective):
+            best = tau, found
     assert best is not None
     return best
+
+
+def _reachable(
+    new: Sequence[int], tau: int, states: Sequence[int], counts: dict[int, int], held: set[int], limits: Limits
+) -> set[int]:
+    """Who is in a slot, hot or not, when those of `new` that can have come, the highest states before the others."""
+    come, floor = limits.room(len(new), tau)
+    first = sorted(new, key=lambda expert: (-states[expert], -counts.get(expert, 0), expert))
+    return {expert for expert in held if states[expert] >= floor}.union(first[:come])
 
 
 def best_split(counts: Iterable[int], sides: Sides, objective: Objective = "makespan") -> Split:

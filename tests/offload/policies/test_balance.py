@@ -21,6 +21,8 @@ from smoe.offload.policies.balance import (
 )
 from smoe.offload.policies.utility_states import MOST
 
+PUBLISHED = OBJECTIVES[:2]
+
 SIDES = LinearSides(g0=1.0, g1=0.5, tile=2, m0=2.0, m1=0.25)
 STATES = st.lists(st.integers(0, MOST), min_size=1, max_size=7)
 TIMES = st.integers(0, 12).map(lambda n: n / 4)
@@ -67,7 +69,7 @@ def test_what_cannot_come_in_is_not_chosen(limits, tau):
     g=st.tuples(TIMES, TIMES),
     m=st.tuples(TIMES, TIMES),
     tile=st.integers(1, 4),
-    objective=st.sampled_from(OBJECTIVES),
+    objective=st.sampled_from(PUBLISHED),
 )
 def test_the_threshold_is_what_brute_force_finds(states, data, g, m, tile, objective):
     experts = range(len(states))
@@ -108,6 +110,57 @@ def test_the_bound_is_the_best_of_all_subsets(counts, g, m, tile, objective):
         for chosen in product((False, True), repeat=len(counts))
     ]
     assert best_split(counts, sides, objective).key(objective) == min(s.key(objective) for s in everyone)
+
+
+@pytest.mark.parametrize(
+    ("limits", "tau", "found"),
+    [
+        # All of 2, 4 and 5 in slots: 3; expert 2 is there. Slow ones cost 10 each.
+        (Limits(), 1, Split(3.0, 0.0)),
+        # One can come: expert 1, of the higher state, whatever tau up to 4.
+        (Limits(fetch_s=1.0, available_s=1.9), 1, Split(2.0, 10.0)),
+        (Limits(free=1), 1, Split(2.0, 10.0)),
+        (Limits(free=0), 1, Split(1.0, 20.0)),
+        # Only at 3 do those of state 2 elsewhere count as slots.
+        (Limits(free=0, evictable=[2, 5]), 3, Split(2.0, 10.0)),
+        # The layer's own expert of state 5 goes for nobody of a lower one.
+        (Limits(free=0, evictable=[5]), 1, Split(1.0, 20.0)),
+    ],
+)
+def test_what_can_come_in_counts_though_not_all_can(limits, tau, found):
+    sides = LinearSides(g0=0.0, g1=1.0, tile=1, m0=10.0, m1=0.0)
+    assert choose_threshold([2, 4, 5, 0], {0: 1, 1: 1, 2: 1}, [2], sides, limits, "reachable") == (tau, found)
+
+
+def test_who_goes_for_another_is_not_in_its_slot_any_more():
+    sides = LinearSides(g0=0.0, g1=1.0, tile=1, m0=10.0, m1=0.5)
+    # Expert 0, used by 4 rows, would have to go for 1, used by one: not at tau 1, nor above.
+    limits = Limits(free=0, evictable=[1])
+    assert choose_threshold([1, 3], {0: 4, 1: 1}, [0], sides, limits, "reachable") == (1, Split(4.0, 10.5))
+    # The other way round it pays.
+    assert choose_threshold([1, 3], {0: 1, 1: 4}, [0], sides, limits, "reachable") == (2, Split(4.0, 10.5))
+
+
+@given(
+    states=STATES,
+    data=st.data(),
+    free=st.integers(0, 3),
+    evictable=STATES,
+    times=st.tuples(TIMES, TIMES),
+)
+def test_at_the_chosen_threshold_slots_suffice(states, data, free, evictable, times):
+    limits = Limits(fetch_s=times[0], available_s=times[1], free=free, evictable=evictable)
+    for tau in range(1, MOST + 2):
+        wanted = data.draw(st.integers(0, 6))
+        come, floor = limits.room(wanted, tau)
+        assert come <= wanted
+        assert come * limits.fetch_s <= limits.available_s
+        assert floor <= tau
+        assert come <= free + sum(state < floor for state in evictable)
+        if come:
+            assert limits.allow(come, tau)
+        if come < wanted:
+            assert not limits.allow(come + 1, tau)
 
 
 def test_many_experts_are_divided_greedily(monkeypatch):
