@@ -94,12 +94,16 @@ class TensorParallel:
         self._schedule.begin_step(StepRows(token_ids_T=batch.token_ids_T))
 
     def embed(self, table_VD: Tensor, token_ids_T: Tensor) -> Tensor:
-        """Each row from the rank that holds its token's: half the bytes of a sum over ranks."""
+        """Each token's row once, from the rank that holds it."""
         rank = self._group.rank
-        stops = torch.tensor([stop for _, stop in self._vocab], device=token_ids_T.device)
-        order = RowOrder.by_place(torch.bucketize(token_ids_T, stops, right=True), self._group.size)
-        own_R = token_ids_T.index_select(0, order.rows(rank, token_ids_T.device)) - self._vocab[rank][0]
-        return gather_rows(table_VD.index_select(0, own_R), order, self._group, purpose="vocab")
+        token_U, row_T = torch.unique(token_ids_T, return_inverse=True)
+        # Ascending tokens lie rank by rank.
+        edges = torch.tensor([0, *(stop for _, stop in self._vocab)], device=token_U.device)
+        counts = torch.searchsorted(token_U, edges).diff().tolist()
+        order = RowOrder(counts=tuple(counts))
+        own_R = token_U[order.own(rank)] - self._vocab[rank][0]
+        rows_UD = gather_rows(table_VD.index_select(0, own_R), order, self._group, purpose="vocab")
+        return rows_UD.index_select(0, row_T)
 
     def attend(
         self, layer: int, attention: AttentionBlock, x_TD: Tensor, context: StepContext, cache: LayerCache
