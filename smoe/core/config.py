@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from smoe.core.draft import DraftConfig
 from smoe.core.errors import ConfigError
 from smoe.core.expert_tier import DEFAULT_TIER, ExpertTier
 from smoe.core.parallel import ParallelConfig
@@ -26,6 +27,8 @@ class EngineConfig:
     `record_routes` is a file for a route trace, recorded from `record_fraction` of the requests; `record_logits` adds
     the router logits to it, `record_lookahead` those of each next layer's router. With `record_part_tokens` it is a
     folder instead, and gets a trace file each time that requests of about so many tokens have ended.
+    `draft` is what speaks ahead of the model, which then checks several tokens at once; its own bytes are taken from
+    those that `expert_memory` gives.
     """
 
     model: str = "builtin"
@@ -46,6 +49,7 @@ class EngineConfig:
     record_logits: bool = False
     record_lookahead: bool = False
     record_part_tokens: int | None = None
+    draft: DraftConfig | None = None
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
@@ -75,6 +79,9 @@ class EngineConfig:
             if memory.kind == "all":
                 limit = "only with expert_memory below `all`: nothing is moved otherwise"
                 raise ConfigError("expert_link", self.expert_link, limit)
+        wrong = ("sockets", "gloo") if self.device == "cuda" else ("nccl",)
+        if self.parallel.backend in wrong:
+            raise ConfigError("backend", self.parallel.backend, f"auto, or one that device {self.device} has")
         for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(name, getattr(self, name), f"integer >= {low}")

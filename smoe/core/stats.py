@@ -73,6 +73,27 @@ class ExpertStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStats:
+    """windows: steps in which tokens were drafted for some sequence. drafted: tokens proposed, over all sequences;
+    accepted: those of them that the model kept. draft_s is the time of drafting, verify_s that of the rest of those
+    steps. pauses: how often drafting stopped itself because it did not pay.
+    """
+
+    windows: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    pauses: int = 0
+
+    def plus(self, more: Self) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name) + getattr(more, f.name) for f in fields(self)})
+
+    def since(self, earlier: Self) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot of one engine. Token counts are since start; `kv_*` are arena rows."""
 
@@ -85,3 +106,4 @@ class EngineStats:
     kv_rows_total: int
     experts: ExpertStats
     peak_rss_bytes: int
+    draft: DraftStats = DraftStats()

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from smoe.core.errors import ConfigError
+from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.model_info import ModelInfo
+from smoe.core.placement import Placement
 from smoe.core.request import TokenLogprob
 from smoe.core.sampling import SamplingParams
-from smoe.core.stats import ExpertStats
+from smoe.core.stats import DraftStats, ExpertStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,22 @@ class StepResult:
     also computed, its row filled. Empty for a span that samples nothing and met no error; an error comes last.
 
     `substituted[i]` says what a lossy expert policy changed for it, over all layers and rows; empty when nothing.
+    `unread` is what one rank of several could not read: rows that needed it are not numbers on any rank.
+    `draft` counts this step's drafting, if there was any.
     """
 
     tokens: tuple[tuple[SampledToken, ...], ...]
     substituted: tuple[Substituted, ...] = ()
+    unread: str | None = None
+    draft: DraftStats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsMoved:
+    """What a placement took: experts that came to a device from another one, and their bytes."""
+
+    experts: int
+    nbytes: int
 
 
 class Executor(Protocol):
@@ -90,6 +103,14 @@ class Executor(Protocol):
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         """Between steps: from now on experts may take `memory`. Slots over all layers, or why it stays as it was."""
+        ...
+
+    def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved | SmoeError:
+        """Between steps: from now on experts lie, and tokens go, as `placement` says; errors call it `name`.
+
+        Returns why everything stays as it was: a ConfigError, PlacementError or CapacityError. An exception means that
+        the devices are lost.
+        """
         ...
 
     def check_integrity(self) -> None:

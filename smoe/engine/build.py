@@ -1,5 +1,7 @@
 """From a configuration to something that runs."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -7,10 +9,12 @@ import torch
 from smoe.core.config import EngineConfig
 from smoe.core.errors import ConfigError
 from smoe.core.parallel import ParallelConfig
+from smoe.core.placement import Placement
 from smoe.core.placement_file import read_placement
 from smoe.core.step import Executor
 from smoe.engine.core import EngineCore
 from smoe.engine.device import compute_device
+from smoe.engine.draft.build import make_speculation, most_draft_tokens
 from smoe.engine.local import LocalClient
 from smoe.engine.lookahead_bank import LookaheadBank
 from smoe.engine.model_facts import planned_model_info
@@ -39,6 +43,8 @@ def build_runner(config: EngineConfig) -> Runner:
     plan = plan_memory(checkpoint, config)
     tokenizer = load_tokenizer(checkpoint.folder)
     info = planned_model_info(checkpoint, plan, tokenizer)
+    if config.draft is not None:
+        info = replace(info, draft_tokens=most_draft_tokens(config.draft))
     routes = config.record_routes
     recorder = None
     if routes is not None:
@@ -56,7 +62,10 @@ def build_runner(config: EngineConfig) -> Runner:
     try:
         decoder = Decoder(checkpoint.spec, checkpoint.params(dtype=dtype, device=device), bank, dtype=dtype)
         kv = KVCache(checkpoint.spec, num_rows=plan.kv_rows, num_states=config.max_num_seqs, dtype=dtype, device=device)
-        return Runner(decoder, kv, bank, info, device=device, recorder=recorder, resize=resizing)
+        speculation = None if config.draft is None else make_speculation(config.draft)
+        return Runner(
+            decoder, kv, bank, info, device=device, recorder=recorder, resize=resizing, speculation=speculation
+        )
     except BaseException:
         bank.close()
         raise
@@ -64,6 +73,7 @@ def build_runner(config: EngineConfig) -> Runner:
 
 def build_core(config: EngineConfig, executor: Executor) -> EngineCore:
     """The engine of `config` over an executor that holds its model, here or in other processes."""
+    affinity_of = _affinity_of(config.parallel)
     return EngineCore(
         executor,
         load_tokenizer(model_folder(config.model)),
@@ -72,7 +82,8 @@ def build_core(config: EngineConfig, executor: Executor) -> EngineCore:
         seed=config.seed,
         record_fraction=0.0 if config.record_routes is None else config.record_fraction,
         num_groups=config.parallel.data_parallel_size,
-        affinity=_affinity(config.parallel),
+        affinity=None if affinity_of is None else affinity_of(read_placement(str(config.parallel.placement))),
+        affinity_of=affinity_of,
     )
 
 
@@ -86,14 +97,16 @@ def build_local_client(config: EngineConfig) -> LocalClient:
         raise
 
 
-def _affinity(parallel: ParallelConfig) -> Affinity | None:
-    if parallel.data_parallel_routing == "even" or parallel.placement is None:
+def _affinity_of(parallel: ParallelConfig) -> Callable[[Placement], Affinity] | None:
+    if parallel.data_parallel_routing == "even":
         return None
     from smoe.sched.affinity import GroupAffinity
 
-    tables = read_placement(parallel.placement).tables
-    if tables is None:
-        raise ConfigError("placement", parallel.placement, "with token tables, for data_parallel_routing tables")
-    return GroupAffinity(
-        tables, num_groups=parallel.data_parallel_size, devices_per_group=parallel.tensor_parallel_size
-    )
+    def affinity(placement: Placement) -> Affinity:
+        if placement.tables is None:
+            raise ConfigError("placement", parallel.placement, "with token tables, for data_parallel_routing tables")
+        return GroupAffinity(
+            placement.tables, num_groups=parallel.data_parallel_size, devices_per_group=parallel.tensor_parallel_size
+        )
+
+    return affinity

@@ -1,13 +1,15 @@
 """EngineCore: requests in, deltas out, one step at a time, over whatever executes steps."""
 
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from smoe.core.errors import ConfigError
+from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.model_info import ModelInfo
+from smoe.core.placement import Placement
 from smoe.core.request import Delta, Request
-from smoe.core.stats import EngineStats
-from smoe.core.step import Executor
+from smoe.core.stats import DraftStats, EngineStats
+from smoe.core.step import Executor, ExpertsMoved
 from smoe.engine.answer import Answer
 from smoe.engine.random import derive_seed
 from smoe.engine.rss import peak_rss_bytes
@@ -16,6 +18,8 @@ from smoe.engine.validate import RequestValidator
 from smoe.sched.routing import Affinity
 from smoe.sched.scheduler import Scheduler
 from smoe.sched.sequence import Sequence as SchedSequence
+
+log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -35,8 +39,12 @@ class EngineCore:
         record_fraction: float = 0.0,
         num_groups: int = 1,
         affinity: Affinity | None = None,
+        affinity_of: Callable[[Placement], Affinity] | None = None,
     ) -> None:
-        """`num_groups` data-parallel groups behind the executor share the requests; see Scheduler for the limits."""
+        """`num_groups` data-parallel groups behind the executor share the requests; see Scheduler for the limits.
+
+        `affinity_of` makes a new `affinity` when another placement is applied.
+        """
         self.executor, self.tokenizer = executor, tokenizer
         self._info = executor.info()
         self._validator = RequestValidator(self._info, executor.kv_rows, has_tokenizer=tokenizer is not None)
@@ -49,11 +57,14 @@ class EngineCore:
             affinity=affinity,
             draft_tokens=self._info.draft_tokens,
         )
+        self._affinity_of = affinity_of
+        self._applied: tuple[Placement, str] | None = None
         self._answers: dict[str, Answer] = {}
         self._ended: list[Delta] = []
         self._seed, self._num_added = seed, 0
         self._record_fraction, self._record_draws = record_fraction, random.Random(seed)
         self._prompt_tokens = self._generated_tokens = self._steps = 0
+        self._draft = DraftStats()
 
     def info(self) -> ModelInfo:
         return self._info
@@ -113,6 +124,8 @@ class EngineCore:
             self._ended = deltas
             raise
         self._steps += 1
+        if result.draft is not None:
+            self._draft = self._draft.plus(result.draft)
         for span in plan.spans:
             self._prompt_tokens += len(span.token_ids) if span.sample_index == 0 else 0
         for span, substituted in zip(plan.spans, result.substituted, strict=False):  # of no span, or of each
@@ -139,12 +152,26 @@ class EngineCore:
         """Continue on `executor`, whose caches are empty: running requests prefill again and keep their tokens."""
         self.executor = executor
         self._scheduler.restart()
+        if self._applied is not None:
+            found = executor.apply_placement(*self._applied)
+            if isinstance(found, SmoeError):
+                log.warning("experts stay as they were loaded: %s", found)
 
     def resize_experts(self, memory: str) -> int:
         """Between steps; as EngineClient (smoe.core.client) has it."""
         found = self.executor.resize_experts(memory)
         if isinstance(found, ConfigError):
             raise found
+        return found
+
+    def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved:
+        """Between steps; as EngineClient (smoe.core.client) has it. `name` is for messages."""
+        found = self.executor.apply_placement(placement, name)
+        if isinstance(found, SmoeError):
+            raise found
+        self._applied = placement, name
+        if self._affinity_of is not None:
+            self._scheduler.use_affinity(self._affinity_of(placement))
         return found
 
     def stats(self) -> EngineStats:
@@ -158,6 +185,7 @@ class EngineCore:
             kv_rows_total=sum(arena.kv.num_rows for arena in self._scheduler.arenas),
             experts=self.executor.expert_stats(),
             peak_rss_bytes=peak_rss_bytes(),
+            draft=self._draft,
         )
 
     def check_integrity(self) -> None:

@@ -68,15 +68,15 @@ class RouteRecorder:
         self._seen, self._ahead = {}, {}
         return self._see if any(span.record for span in plan.spans) else None
 
-    def commit(self, plan: StepPlan) -> None:
-        """The forward of `plan` has run."""
+    def commit(self, plan: StepPlan, kept: Sequence[int]) -> None:
+        """The forward of `plan` has run, and of each span so many rows hold."""
         if not self._seen:
             return
         by_layer = [self._seen[layer] for layer in self._info.moe_layers]
         first = 0
-        for span in plan.spans:
-            rows = slice(first, first + len(span.token_ids))
-            first = rows.stop
+        for span, count in zip(plan.spans, kept, strict=True):
+            rows = slice(first, first + count)
+            first += len(span.token_ids)
             if not span.record:
                 continue
             if span.past == 0 or span.request_id not in self._running:
@@ -84,9 +84,9 @@ class RouteRecorder:
                 self._running[span.request_id] = _Recorded(span.request_id, self._num_started)
                 self._num_started += 1
             sequence = self._running[span.request_id]
-            sequence.num_tokens += len(span.token_ids)
-            sequence.token_ids.append(np.array(span.token_ids, dtype=np.int32))
-            sequence.phase.append(_phase(span.past, len(span.token_ids), span.prompt_len, span.sample_index))
+            sequence.num_tokens += count
+            sequence.token_ids.append(np.array(span.token_ids[:count], dtype=np.int32))
+            sequence.phase.append(_phase(span.past, count, span.prompt_len, span.sample_index))
             sequence.ids.append(np.stack([ids[rows] for ids, _, _ in by_layer]))
             sequence.weights.append(np.stack([weights[rows] for _, weights, _ in by_layer]))
             if self._logits:

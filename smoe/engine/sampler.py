@@ -21,21 +21,41 @@ Draw = tuple[SamplingParams, int, int]
 def sample(logits_MV: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken]:
     """One token a row from fp32 logits; a row whose maximum is not finite gets a `numeric` error instead.
 
-    NaN wins every maximum, so the greedy choice detects it at no cost. A row's token depends on that row alone.
+    A row's token depends on that row alone.
     """
-    rows_MV = logits_MV.cpu().numpy()
-    ids = rows_MV.argmax(-1).tolist()
-    tokens = []
-    for row_V, token_id, (params, seed, index) in zip(rows_MV, ids, draws, strict=True):
-        if not math.isfinite(row_V[token_id]):
-            error = f"numeric: logits of token {index} of the answer are not finite (maximum {row_V[token_id]})"
-            tokens.append(SampledToken(None, error=error))
-            continue
-        if params.temperature > 0:
-            token_id = draw(token_mass(row_V, params), uniform(seed, index))
-        logprob = None if params.logprobs is None else _logprob(row_V, token_id, params.logprobs)
-        tokens.append(SampledToken(token_id, logprob))
-    return tokens
+    rows_MV, best_M = on_host(logits_MV)
+    return [choose(row_V, best, each) for row_V, best, each in zip(rows_MV, best_M, draws, strict=True)]
+
+
+def on_host(logits_MV: torch.Tensor) -> tuple[Array, list[int]]:
+    """Rows as numpy has them, and of each the place of its maximum. NaN wins every maximum, so `choose` detects it at
+    no cost."""
+    rows_MV: Array = logits_MV.cpu().numpy()
+    return rows_MV, rows_MV.argmax(-1).tolist()
+
+
+def choose(logits_V: Array, best: int, by: Draw) -> SampledToken:
+    """One row's token."""
+    params, seed, index = by
+    if (error := numeric_error(logits_V, best, index)) is not None:
+        return error
+    token_id = best
+    if params.temperature > 0:
+        token_id = draw(token_mass(logits_V, params), uniform(seed, index))
+    return SampledToken(token_id, token_logprob(logits_V, token_id, params))
+
+
+def numeric_error(logits_V: Array, best: int, index: int) -> SampledToken | None:
+    """What is said instead of a token of a row whose maximum, at `best`, is not finite."""
+    if math.isfinite(logits_V[best]):
+        return None
+    error = f"numeric: logits of token {index} of the answer are not finite (maximum {logits_V[best]})"
+    return SampledToken(None, error=error)
+
+
+def token_logprob(logits_V: Array, token_id: int, params: SamplingParams) -> TokenLogprob | None:
+    """None when the request asks for none."""
+    return None if params.logprobs is None else _logprob(logits_V, token_id, params.logprobs)
 
 
 def token_mass(logits_V: Array, params: SamplingParams) -> Array:

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from smoe.kernels import Rows
+from smoe.kernels import GatedDelta, Rows
+from smoe.models.kv import LayerCache
 
 RouteSink = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Called by every MoE layer with (decoder layer, ids_TK i32, weights_TK f32, logits_TE f32)."""
+
+DeltaSink = Callable[[GatedDelta, torch.Tensor, LayerCache], None]
+"""Called by every recurrent layer with (net, its input x_TX, the cache whose states it carries on)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,7 @@ class Batch:
     logit_rows_M: torch.Tensor
     prompt_lens: tuple[int, ...]
     route_sink: RouteSink | None = None
+    delta_sink: DeltaSink | None = None
 
     def reach_T(self) -> torch.Tensor:
         """[T] how long each row's sequence is known to get: its prompt, or up to the row itself."""
@@ -42,6 +47,7 @@ class Batch:
         prompt_lens: list[int] | None = None,
         device: torch.device | str = "cpu",
         route_sink: RouteSink | None = None,
+        delta_sink: DeltaSink | None = None,
     ) -> "Batch":
         """From spans (token_ids, kv_start, past, state_slot); `logit_rows=None` wants each span's last row;
         `prompt_lens=None` takes a span with past = 0 for a whole prompt."""
@@ -69,6 +75,7 @@ class Batch:
                 prompt_lens if prompt_lens is not None else [0 if past else count for _, count, _, past in layout]
             ),
             route_sink=route_sink,
+            delta_sink=delta_sink,
         )
 
 

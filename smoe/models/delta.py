@@ -42,4 +42,7 @@ class DeltaAttention:
             (first, count, past, slot)
             for (first, count, _, past), slot in zip(batch.rows.spans, batch.state_slots, strict=True)
         ]
-        return self._out(self._net(self._in(x_TD), spans, cache.first, cache.second), x_TD if add else None)
+        in_TX = self._in(x_TD)
+        if batch.delta_sink is not None:
+            batch.delta_sink(self._net, in_TX, cache)
+        return self._out(self._net(in_TX, spans, cache.first, cache.second), x_TD if add else None)

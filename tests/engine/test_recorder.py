@@ -77,7 +77,7 @@ def test_what_a_failed_forward_has_seen_is_forgotten(tmp_path: Path) -> None:
     assert sink is not None
     sink(INFO.moe_layers[0], torch.tensor([[1, 2]]), torch.tensor([[0.5, 0.5]]), torch.zeros(1, 8))
     assert recorder.begin(plan(False)) is None
-    recorder.commit(plan(False))
+    recorder.commit(plan(False), [1])
 
 
 def test_recording_nothing_writes_no_file(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_logits_are_kept_when_asked_for(tmp_path: Path, wanted: bool) -> None:
             ids_TK = torch.tensor([[1, 2]]).expand(1 + count, 2)
             sink(layer, ids_TK, torch.full((1 + count, 2), 0.5), rows_TE)
             rows_TE.zero_()
-        recorder.commit(StepPlan(spans=spans))
+        recorder.commit(StepPlan(spans=spans), [len(span.token_ids) for span in spans])
     recorder.write()
     found = read_route_trace(path).router_logits
     if not wanted:

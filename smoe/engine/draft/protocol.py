@@ -23,7 +23,7 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Sequences are told apart by their spans' `request_id`; one that has not been seen for a while is forgotten."""
+    """Sequences are told apart by their spans' `request_id`."""
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +39,12 @@ class Drafter(Protocol):
         ...
 
     def accepted(self, spans: Sequence[SpanPlan], counts: Sequence[int]) -> None:
-        """How many of the proposed tokens of each span the model kept."""
+        """How many of the proposed tokens of each span the model kept. Not called when verification failed: then
+        nothing of the last proposal holds."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The sequence, if it is known, has ended or begins again."""
         ...
 
     def close(self) -> None: ...
