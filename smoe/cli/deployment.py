@@ -18,6 +18,8 @@ _FIELDS = {
     "dtype": "model.dtype",
     "max_model_len": "model.max_model_len",
     "threads": "engine.threads",
+    "max_num_seqs": "engine.max_num_seqs",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens",
     "expert_memory": "experts.memory",
     "expert_memory_max": "experts.memory_max",
     "expert_policy": "experts.policy",
@@ -31,7 +33,14 @@ _FIELDS = {
     "capacity_factor": "parallel.capacity_factor",
     "no_dedup": "parallel.dedup",
 }
-_INTEGERS = ("max_model_len", "threads", "tensor_parallel_size", "data_parallel_size")
+_INTEGERS = (
+    "max_model_len",
+    "threads",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "tensor_parallel_size",
+    "data_parallel_size",
+)
 
 
 def resolve(ctx: typer.Context, file: str | None, *, in_process: bool, **flags: str | bool | None) -> Deployment:

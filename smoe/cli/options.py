@@ -63,6 +63,13 @@ Seed = Annotated[str | None, typer.Option("--seed", metavar="N", help="Makes sam
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="Ends the answer before TEXT; may be repeated.")
 ]
+MaxNumSeqs = Annotated[
+    str | None, typer.Option("--max-num-seqs", metavar="N", help="Answers that run at the same time at most.")
+]
+MaxNumBatchedTokens = Annotated[
+    str | None,
+    typer.Option("--max-num-batched-tokens", metavar="N", help="Tokens of one step at most, prompts and answers."),
+]
 InProcess = Annotated[bool, typer.Option("--in-process", help="Run in this process, without Ray.")]
 Threads = Annotated[
     str | None, typer.Option("--threads", metavar="N", help="Threads of the model; default: one a core.")

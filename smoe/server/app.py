@@ -30,11 +30,10 @@ def make_app(open_client: Callable[[], EngineClient], model: str, config: Server
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.ensure_future(engine.start())
-        loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # `engine.failure` says it
         try:
             yield
         finally:
-            await asyncio.gather(loading, return_exceptions=True)
+            await loading
             await engine.close(config.drain_s)
 
     app = FastAPI(title="smoe", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)

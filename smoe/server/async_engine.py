@@ -41,6 +41,8 @@ class AsyncEngine:
     def __init__(self, open_client: Callable[[], EngineClient], *, max_queue: int) -> None:
         self.phase: Phase = "loading"
         self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called once when the model does not load, or the engine ends by itself."""
         self._open, self._max_queue = open_client, max_queue
         self._client: EngineClient | None = None
         self._answers: dict[str, Answers] = {}
@@ -68,8 +70,12 @@ class AsyncEngine:
         try:
             self._client = await asyncio.to_thread(self._open)
         except SmoeError as error:
-            self.phase, self.failure = "failed", str(error)
-            raise
+            self._end("failed", str(error))
+            return
+        except Exception as error:
+            log.exception("the model did not load")
+            self._end("failed", f"the model did not load: {error}")
+            return
         if self.phase == "loading":
             self.phase = "running"
             self._poller.start()
@@ -157,9 +163,13 @@ class AsyncEngine:
             if delta.finish_reason is not None:
                 self._forget([delta.request_id])
 
+    def _end(self, phase: Phase, why: str) -> None:
+        self.phase, self.failure = phase, why
+        self.on_failure()
+
     def _fail(self, why: str) -> None:
         if self.phase == "closed":
             return
-        self.phase, self.failure = "failed", why
+        self._end("failed", why)
         ends = [Delta(request_id=i, text="", token_ids=(), finish_reason="error", error=why) for i in self._answers]
         self._deliver(ends)
