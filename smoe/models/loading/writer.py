@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,9 +45,9 @@ def write_shards(
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         with open(folder / name, "wb") as file:
-            file.write(_header(shard))
+            file.write(safetensors_header(shard, {"format": "pt"}))
             for tensor in shard:
-                nbytes = sum(file.write(_bytes(piece, tensor)) for piece in tensor.pieces())
+                nbytes = sum(file.write(tensor_bytes(piece, tensor)) for piece in tensor.pieces())
                 assert nbytes == tensor.nbytes, f"{tensor.name}: {nbytes} bytes for shape {tensor.shape}"
                 weight_map[tensor.name] = name
                 written += nbytes
@@ -69,8 +69,9 @@ def _cut(tensors: list[PlannedTensor], shard_bytes: int) -> list[list[PlannedTen
     return shards
 
 
-def _header(tensors: list[PlannedTensor]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def safetensors_header(tensors: list[PlannedTensor], metadata: Mapping[str, str]) -> bytes:
+    """What comes before the tensors' bytes."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for tensor in tensors:
         span = [offset, offset + tensor.nbytes]
@@ -82,6 +83,7 @@ def _header(tensors: list[PlannedTensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes(piece: torch.Tensor, tensor: PlannedTensor) -> memoryview:
+def tensor_bytes(piece: torch.Tensor, tensor: PlannedTensor) -> memoryview:
+    """Of a contiguous copy or view, as they go into the file."""
     assert piece.dtype is tensor.dtype, f"{tensor.name}: a piece is {piece.dtype}"
     return piece.contiguous().view(-1).view(torch.uint8).numpy().data
