@@ -20,8 +20,10 @@ from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import EngineConfig
 from smoe.core.errors import RequestError, StartupError
 from smoe.core.model_info import ModelInfo
+from smoe.core.placement_file import read_placement
 from smoe.core.request import Delta, FinishReason, Request, Usage
 from smoe.core.stats import EngineStats
+from smoe.core.step import ExpertsMoved
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +121,10 @@ class RayClient:
     def resize_experts(self, memory: str) -> int:
         slots: int = unwrap(self._call("resize_experts", memory))
         return slots
+
+    def apply_placement(self, folder: str) -> ExpertsMoved:
+        moved: ExpertsMoved = unwrap(self._call("apply_placement", read_placement(folder), folder))
+        return moved
 
     def state(self) -> GroupState:
         """Of the group of shards: its phase, and the losses so far."""

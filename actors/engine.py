@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from smoe.actors.executor import RayExecutor
-from smoe.actors.links import Link
+from smoe.actors.links import Link, ShardsLost
 from smoe.actors.outcome import Failed, attempt, one_line
 from smoe.actors.shard import ShardReady
 from smoe.core.config import EngineConfig
 from smoe.core.errors import RequestError
 from smoe.core.model_info import ModelInfo
+from smoe.core.placement import Placement
 from smoe.core.request import Delta, Request
 from smoe.core.stats import EngineStats
+from smoe.core.step import ExpertsMoved
 from smoe.engine.core import EngineCore
 from smoe.engine.tokenizer import Tokenizer
 
@@ -79,6 +81,9 @@ class Engine:
     def resize_experts(self, memory: str) -> int | Failed:
         return self._between_steps(lambda: self._started().resize_experts(memory))
 
+    def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved | Failed:
+        return self._between_steps(lambda: self._apply_placement(placement, name))
+
     def poll(self, timeout_s: float) -> list[Delta]:
         """Deltas since the last call; waits for one at most `timeout_s`.
 
@@ -131,6 +136,13 @@ class Engine:
         with self._news:
             self._lost = None
 
+    def _apply_placement(self, placement: Placement, name: str) -> ExpertsMoved:
+        try:
+            return self._started().apply_placement(placement, name)
+        except ShardsLost as error:
+            self._lose(error)  # no step may run on ranks of which some have switched
+            raise
+
     def _stats(self) -> EngineStats:
         core = self._started()
         stats = core.stats()
@@ -180,15 +192,18 @@ class Engine:
             deltas = self._started().step()
         except Exception as error:
             log.exception("a step failed; waiting for new shards")
-            with self._news:
-                self._lost = str(error) or one_line(error)
-                self._news.notify_all()
+            self._lose(error)
             return
         with self._news:
             is_news = not self._outbox or _any_ended(deltas)
             self._outbox.extend(deltas)
             if is_news:
                 self._news.notify_all()
+
+    def _lose(self, error: Exception) -> None:
+        with self._news:
+            self._lost = str(error) or one_line(error)
+            self._news.notify_all()
 
 
 def _any_ended(deltas: Sequence[Delta]) -> bool:

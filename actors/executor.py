@@ -7,10 +7,11 @@ from dataclasses import fields
 
 from smoe.actors.links import Link, ShardsLost
 from smoe.actors.shard import ShardReady
-from smoe.core.errors import ConfigError
+from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.model_info import ModelInfo
+from smoe.core.placement import Placement
 from smoe.core.stats import ExpertStats
-from smoe.core.step import Executor, StepPlan, StepResult
+from smoe.core.step import Executor, ExpertsMoved, StepPlan, StepResult
 
 
 class RayExecutor:
@@ -53,6 +54,14 @@ class RayExecutor:
         with self._lock:
             found: int | ConfigError = self._link.call("resize_experts", memory)[0]
         return found
+
+    def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved | SmoeError:
+        with self._lock:
+            answers: list[ExpertsMoved | SmoeError] = self._link.call("apply_placement", placement, name)
+        moved = [answer for answer in answers if isinstance(answer, ExpertsMoved)]
+        if len(moved) < len(answers):
+            return next(answer for answer in answers if isinstance(answer, SmoeError))
+        return ExpertsMoved(experts=sum(m.experts for m in moved), nbytes=sum(m.nbytes for m in moved))
 
     def peak_rss_bytes(self) -> int:
         """Of all shard processes together."""

@@ -14,6 +14,7 @@ from smoe.core.model_info import ModelInfo
 from smoe.core.request import Delta, Request
 from smoe.core.sampling import SamplingParams
 from smoe.core.stats import EngineStats
+from smoe.core.step import ExpertsMoved
 from smoe.inbox import Inbox
 
 Prompt = str | Sequence[int]
@@ -68,6 +69,10 @@ class LLM:
     def resize_experts(self, memory: str) -> int:
         """From now on experts may take `memory`, up to `expert_memory_max`; slots over all layers."""
         return self.client.resize_experts(memory)
+
+    def apply_placement(self, folder: str) -> ExpertsMoved:
+        """On several devices, between two steps: experts move to where the placement in `folder` says."""
+        return self.client.apply_placement(folder)
 
     def close(self) -> None:
         """Stops workers and frees memory. Idempotent; every other call raises RuntimeError afterwards."""

@@ -20,7 +20,10 @@ from smoe.core.sampling import SamplingParams
 NAME = "chat"
 EXAMPLE = options.example("smoe chat --model builtin --max-tokens 64")
 
-_HELP = "/reset forgets the conversation, /memory SIZE sets what experts may take, /exit or end of input leaves"
+_HELP = (
+    "/reset forgets the conversation, /memory SIZE sets what experts may take, /placement DIR moves them between "
+    "devices, /exit or end of input leaves"
+)
 
 
 def command(
@@ -51,7 +54,7 @@ def command(
     print_config: options.PrintConfig = False,
 ) -> int:
     """Talk to a model, a line at a time. /reset forgets the conversation, /memory SIZE sets what experts may take
-    (up to --expert-memory-max), /exit leaves."""
+    (up to --expert-memory-max), /placement DIR moves them between devices, /exit leaves."""
     params = sampling_params(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
     )
@@ -108,6 +111,9 @@ def _talk(client: EngineClient, conversation: Conversation, params: SamplingPara
             elif said.startswith("/memory "):
                 slots = client.resize_experts(said.removeprefix("/memory ").strip())
                 print(f"{slots} experts fit, over all layers", file=sys.stderr)
+            elif said.startswith("/placement "):
+                moved = client.apply_placement(said.removeprefix("/placement ").strip())
+                print(f"{moved.experts} experts moved, {moved.nbytes:,} bytes", file=sys.stderr)
             elif said.startswith("/"):
                 raise RequestError("command", said, _HELP)
             elif said:

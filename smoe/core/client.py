@@ -6,6 +6,7 @@ from typing import Protocol
 from smoe.core.model_info import ModelInfo
 from smoe.core.request import Delta, Request
 from smoe.core.stats import EngineStats
+from smoe.core.step import ExpertsMoved
 
 
 class EngineClient(Protocol):
@@ -56,6 +57,14 @@ class EngineClient(Protocol):
         layers. An engine that is restarted begins again with its `expert_memory`.
 
         Raises ConfigError above `expert_memory_max`, or without it, and below one expert a layer: nothing has changed.
+        """
+        ...
+
+    def apply_placement(self, folder: str) -> ExpertsMoved:
+        """Between two steps, on all devices or on none: from now on experts lie, and tokens go, as the placement in
+        `folder` says, which is read here. Requests in flight go on; an engine that loses a device goes back to it.
+
+        Raises ConfigError, PlacementError or CapacityError: nothing has changed.
         """
         ...
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from smoe.core.errors import RequestError
 from smoe.core.model_info import ModelInfo
+from smoe.core.placement_file import read_placement
 from smoe.core.request import Delta, Request
 from smoe.core.stats import EngineStats
+from smoe.core.step import ExpertsMoved
 from smoe.engine.core import EngineCore
 
 
@@ -91,6 +93,13 @@ class LocalClient:
         with self._stepping:
             self._check_open()
             return self._core.resize_experts(memory)
+
+    def apply_placement(self, folder: str) -> ExpertsMoved:
+        """Waits for a running poll."""
+        placement = read_placement(folder)
+        with self._stepping:
+            self._check_open()
+            return self._core.apply_placement(placement, folder)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when rows, slots or caches are not accounted for; waits for a running poll."""

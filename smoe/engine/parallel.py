@@ -17,16 +17,18 @@ from smoe.core.placement import Placement
 from smoe.core.placement_build import contiguous
 from smoe.core.placement_file import read_placement
 from smoe.engine.device import compute_device
+from smoe.engine.live_placement import LivePlacement
 from smoe.engine.memory import free_bytes
 from smoe.engine.model_facts import model_info
 from smoe.engine.plan import compute_dtype, context_length
 from smoe.engine.runner import Runner
 from smoe.engine.tokenizer import load_tokenizer
-from smoe.models.bank import ExpertBank
+from smoe.kernels import ExpertTensors
 from smoe.models.decoder import Decoder
 from smoe.models.dispatched import DispatchedBank, RankBank
 from smoe.models.kv import KVCache, bytes_per_row
 from smoe.models.loading import Checkpoint, open_checkpoint
+from smoe.models.loading.arena import carve
 from smoe.models.permute import check_model
 from smoe.models.spread import TensorParallel
 from smoe.models.tensor_parallel import TensorShare, check_size
@@ -48,14 +50,22 @@ def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
             fingerprint=checkpoint.fingerprint, num_experts=experts, layers=spec.moe_layers, num_devices=parallel.size
         )
     placement = read_placement(parallel.placement)
-    check_model(placement, checkpoint, parallel.placement)
-    for name, value in (("schedule", "speculative"), ("data_parallel_routing", "tables")):
-        if getattr(parallel, name) == value and placement.tables is None:
-            raise ConfigError("placement", parallel.placement, f"with token tables, for {name} {value}")
+    check_placement(placement, checkpoint, parallel, parallel.placement)
+    return placement
+
+
+def check_placement(placement: Placement, checkpoint: Checkpoint, parallel: ParallelConfig, name: str) -> None:
+    """That `placement`, from `name`, is of this model, for so many devices, and has the tables that `parallel` needs.
+
+    Raises ConfigError or PlacementError.
+    """
+    check_model(placement, checkpoint, name)
+    for field, value in (("schedule", "speculative"), ("data_parallel_routing", "tables")):
+        if getattr(parallel, field) == value and placement.tables is None:
+            raise ConfigError("placement", name, f"with token tables, for {field} {value}")
     if placement.num_devices != parallel.size:
         limit = f"{parallel.size} devices; it was made for {placement.num_devices}"
-        raise ConfigError("placement", parallel.placement, limit)
-    return placement
+        raise ConfigError("placement", name, limit)
 
 
 def build_rank_runner(config: EngineConfig, plan: WorldPlan) -> Runner:
@@ -87,13 +97,20 @@ class RankPart:
     local: RankBank
     dtype: torch.dtype
 
-    def decoder(self, schedule: Schedule, *, dedup: bool = True) -> tuple[Decoder, ExpertBank]:
+    def decoder(self, schedule: Schedule, *, dedup: bool = True) -> tuple[Decoder, DispatchedBank]:
         """The model as this rank runs it, and its experts as the layers see them. Several may share a part."""
-        group = self.group
-        places = expert_places(self.placement, group.rank)
-        bank = DispatchedBank(self.local, Dispatcher(group, dedup=dedup), places, schedule)
-        spread = TensorParallel(self.tensor, schedule, self.share)
-        return Decoder(self.share.local_spec(), self.params, bank, dtype=self.dtype, spread=spread), bank
+        bank = self.bank(schedule, dedup=dedup)
+        return self.decoder_of(bank, self.spread(schedule)), bank
+
+    def bank(self, schedule: Schedule, *, dedup: bool = True) -> DispatchedBank:
+        places = expert_places(self.placement, self.group.rank)
+        return DispatchedBank(self.local, Dispatcher(self.group, dedup=dedup), places, schedule)
+
+    def spread(self, schedule: Schedule) -> TensorParallel:
+        return TensorParallel(self.tensor, schedule, self.share)
+
+    def decoder_of(self, bank: DispatchedBank, spread: TensorParallel) -> Decoder:
+        return Decoder(self.share.local_spec(), self.params, bank, dtype=self.dtype, spread=spread)
 
 
 def load_part(
@@ -120,11 +137,12 @@ def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement:
     schedule = make_schedule(config.parallel, tensor, placement)
     free = free_bytes() // world.plan.ranks_on_host
     part = load_part(checkpoint, group, placement, dtype, tensor)
-    decoder, bank = part.decoder(schedule, dedup=config.parallel.dedup)
+    bank, spread = part.bank(schedule, dedup=config.parallel.dedup), part.spread(schedule)
+    decoder = part.decoder_of(bank, spread)
     dense_bytes = sum(tensor.nbytes for tensor in part.params.values())
-    left = int((1 - _SLACK) * free) - dense_bytes - part.local.nbytes
-    max_model_len = context_length(spec, config)
-    rows = _common_rows(group, left, bytes_per_row(decoder.spec, dtype), config.max_num_seqs * max_model_len)
+    left = int((1 - _SLACK) * free) - dense_bytes - part.local.held.nbytes
+    max_model_len, row_bytes = context_length(spec, config), bytes_per_row(decoder.spec, dtype)
+    rows = _common_rows(group, left, row_bytes, config.max_num_seqs * max_model_len)
     kv = KVCache(decoder.spec, num_rows=rows, num_states=config.max_num_seqs, dtype=dtype)
     info = model_info(
         checkpoint,
@@ -135,7 +153,39 @@ def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement:
         dense_bytes=dense_bytes,
     )
     mine = world.plan.rank // tensor.size
-    return Runner(decoder, kv, bank, info, world=world, group=mine, samples=tensor.rank == 0)
+    room = part.local.held.nbytes + left - rows * row_bytes
+    live = live_placement(checkpoint, config.parallel, part, bank, spread, room_bytes=room)
+    samples = tensor.rank == 0
+    return Runner(decoder, kv, bank, info, world=world, group=mine, samples=samples, place=live.apply)
+
+
+def live_placement(
+    checkpoint: Checkpoint,
+    parallel: ParallelConfig,
+    part: RankPart,
+    bank: DispatchedBank,
+    spread: TensorParallel,
+    *,
+    room_bytes: int,
+) -> LivePlacement:
+    """Of what this rank runs. Its experts may take `room_bytes`, those that it gives up included until they are."""
+
+    def empty(layer: int, expert: int) -> ExpertTensors:
+        source = checkpoint.expert_source(layer, expert)
+        return carve(torch.empty(source.assembled_nbytes(part.dtype), dtype=torch.uint8), source, part.dtype)
+
+    return LivePlacement(
+        group=part.group,
+        placement=part.placement,
+        local=part.local,
+        bank=bank,
+        spread=spread,
+        empty=empty,
+        expert_bytes=lambda layer, expert: checkpoint.expert_source(layer, expert).assembled_nbytes(part.dtype),
+        check=lambda placement, name: check_placement(placement, checkpoint, parallel, name),
+        make_schedule=lambda placement: make_schedule(parallel, part.tensor, placement),
+        room_bytes=room_bytes,
+    )
 
 
 def _common_rows(group: Group, left_bytes: int, row_bytes: int, wanted: int) -> int:

@@ -1,6 +1,6 @@
 """Experts spread over ranks: the bank that a layer sees, and what one rank holds of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,28 +15,49 @@ from smoe.models.spec import DecoderSpec
 Tensor = torch.Tensor
 
 
-class RankBank:
-    """An ExpertBank of some experts, all in memory: `experts[layer]`, read once. It is asked for no others."""
-
-    needs_logits = False
+class HeldExperts:
+    """Some experts in memory, a table of `experts[layer]` for each layer. Made once, never changed."""
 
     def __init__(
-        self, spec: DecoderSpec, experts: Mapping[int, list[int]], read: Callable[[int, int], ExpertTensors]
+        self, spec: DecoderSpec, experts: Mapping[int, Sequence[int]], read: Callable[[int, int], ExpertTensors]
     ) -> None:
-        self._tables: dict[int, ExpertTable] = {}
-        self._expert2slot: dict[int, Tensor] = {}
-        self._accesses = self.nbytes = 0
+        self.tables: dict[int, ExpertTable] = {}
+        self.expert2slot: dict[int, Tensor] = {}
+        """[E + 1] i32 by layer, -1 for experts elsewhere. The last entry is where -1, no choice, looks."""
+        self.nbytes = 0
         for layer, held in experts.items():
             moe_spec = spec.moe(layer)
             table = expert_table(moe_spec, spec.hidden, len(held))
-            # The last entry is where -1, no choice, looks.
             expert2slot = torch.full((moe_spec.router.num_experts + 1,), -1, dtype=torch.int32)
             for slot, expert in enumerate(held):
                 tensors = read(layer, expert)
                 table.set(slot, tensors)
                 self.nbytes += sum(tensor.nbytes for tensor in tensors if tensor is not None)
                 expert2slot[expert] = slot
-            self._tables[layer], self._expert2slot[layer] = table, expert2slot
+            self.tables[layer], self.expert2slot[layer] = table, expert2slot
+
+    def tensors(self, layer: int, expert: int) -> ExpertTensors:
+        """Of an expert that is here."""
+        return self.tables[layer].tensors(int(self.expert2slot[layer][expert]))
+
+
+class RankBank:
+    """An ExpertBank of some experts, all in memory. It is asked for no others."""
+
+    needs_logits = False
+
+    def __init__(
+        self, spec: DecoderSpec, experts: Mapping[int, Sequence[int]], read: Callable[[int, int], ExpertTensors]
+    ) -> None:
+        """`experts[layer]` are read once."""
+        self._spec = spec
+        self.held = self.hold(experts, read)
+        """Another one may take its place between two forwards."""
+        self._accesses = 0
+
+    def hold(self, experts: Mapping[int, Sequence[int]], read: Callable[[int, int], ExpertTensors]) -> HeldExperts:
+        """What may become `held`; changes nothing."""
+        return HeldExperts(self._spec, experts, read)
 
     def use_lookahead(self, lookahead: Lookahead) -> None:
         return
@@ -57,8 +78,8 @@ class RankBank:
         logits_TE: Tensor | None = None,
     ) -> Tensor:
         self._accesses += int(np.count_nonzero(np.bincount(ids_TK.cpu().numpy().ravel() + 1)[1:]))
-        slots_TK = self._expert2slot[layer][ids_TK.long()]
-        return moe(x_TD, slots_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
+        slots_TK = self.held.expert2slot[layer][ids_TK.long()]
+        return moe(x_TD, slots_TK, ids_TK, weights_TK, self.held.tables[layer], residual=residual_TD)
 
     def stats(self) -> ExpertStats:
         return ExpertStats(hits=self._accesses)
@@ -67,7 +88,7 @@ class RankBank:
         return
 
     def close(self) -> None:
-        self._tables.clear()
+        self.held.tables.clear()
 
 
 class DispatchedBank:
@@ -80,6 +101,10 @@ class DispatchedBank:
     ) -> None:
         """`expert2place[layer]` [E] i64 is the place of the rank that computes an expert for this one."""
         self._local, self._dispatcher = local, dispatcher
+        self.use(expert2place, schedule)
+
+    def use(self, expert2place: Mapping[int, Tensor], schedule: Schedule) -> None:
+        """As given when it was made; between two forwards, on all ranks."""
         self._expert2place, self._schedule = dict(expert2place), schedule
 
     def use_lookahead(self, lookahead: Lookahead) -> None:

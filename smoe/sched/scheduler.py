@@ -77,6 +77,10 @@ class Scheduler:
         self._num_added += 1
         self.arenas[sequence.group].add(sequence)
 
+    def use_affinity(self, affinity: Affinity) -> None:
+        """For requests that are added from now on; the others keep their group."""
+        self._affinity = affinity
+
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing is in flight."""
         assert not self._planned, "schedule() before update() of the step before"

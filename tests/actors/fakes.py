@@ -6,10 +6,11 @@ from pathlib import Path
 
 from smoe.collectives.world import WorldPlan
 from smoe.core.config import EngineConfig
-from smoe.core.errors import CheckpointError, ConfigError
+from smoe.core.errors import CheckpointError, ConfigError, PlacementError, SmoeError
 from smoe.core.model_info import ModelInfo
+from smoe.core.placement import Placement
 from smoe.core.stats import ExpertStats
-from smoe.core.step import SampledToken, StepPlan, StepResult
+from smoe.core.step import ExpertsMoved, SampledToken, StepPlan, StepResult
 
 VOCAB = 100
 INFO = ModelInfo(
@@ -37,6 +38,7 @@ class FakeExecutor:
         self._rows: list[int | None] = [None] * kv_rows
         self._steps, self._die_after = 0, die_after
         self.closed = False
+        self.placement: Placement | None = None
 
     def info(self) -> ModelInfo:
         return INFO
@@ -65,6 +67,12 @@ class FakeExecutor:
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         return int(memory) if memory.isdigit() else ConfigError("expert_memory", memory, "a number")
+
+    def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved | SmoeError:
+        if placement.fingerprint != INFO.fingerprint:
+            return PlacementError(f"{name}: fingerprint: {placement.fingerprint!r}")
+        self.placement = placement
+        return ExpertsMoved(experts=1, nbytes=8)
 
     def check_integrity(self) -> None:
         pass

@@ -11,10 +11,13 @@ from smoe.actors.links import ShardsLost, SocketLink
 from smoe.actors.outcome import Failed, unwrap
 from smoe.actors.shard import Shard, ShardReady
 from smoe.core.config import EngineConfig
-from smoe.core.errors import CheckpointError, RequestError, StartupError
+from smoe.core.errors import CheckpointError, CollectiveError, RequestError, StartupError
+from smoe.core.placement import Placement
 from smoe.core.request import Delta, Request
 from smoe.core.sampling import SamplingParams
+from smoe.core.step import ExpertsMoved
 from tests.actors import fakes
+from tests.collectives.placements import random_placement
 
 HOST = "127.0.0.1"
 
@@ -168,3 +171,50 @@ def test_experts_are_resized_between_steps_and_a_refusal_loses_no_shard(rig: Rig
     assert isinstance(refusal, Failed)
     assert str(refusal.error) == "expert_memory: 'many' (a number)"
     assert len(tokens(rig.collect(["a"])["a"])) == 6
+
+
+def some_placement(fingerprint: str = fakes.INFO.fingerprint) -> Placement:
+    return random_placement(0, experts=4, layers=(0,), devices=2, fingerprint=fingerprint)
+
+
+def test_a_placement_is_applied_between_steps_and_a_refusal_loses_no_shard(rig: Rig) -> None:
+    executors = [fakes.FakeExecutor(), fakes.FakeExecutor()]
+    rig.attach(*executors)
+    rig.engine.submit([request("a", [1, 2], 40)])
+    assert rig.engine.apply_placement(some_placement(), "p") == ExpertsMoved(experts=2, nbytes=16)  # of both ranks
+    refusal = rig.engine.apply_placement(some_placement("other"), "q")
+    assert isinstance(refusal, Failed)
+    assert str(refusal.error) == "q: fingerprint: 'other'"
+    assert tokens(rig.collect(["a"])["a"]) == fakes.expected_tokens([1, 2], 40)
+    assert all(executor.placement is not None for executor in executors)
+
+
+def test_shards_that_replace_lost_ones_get_the_placement_that_was_applied_last(rig: Rig) -> None:
+    rig.attach(fakes.FakeExecutor(die_after=10))
+    applied = some_placement()
+    unwrap(rig.engine.apply_placement(applied, "p"))
+    rig.engine.submit([request("a", [1, 2, 3], 20)])
+    rig.engine.until_lost()
+    later = fakes.FakeExecutor()
+    rig.attach(later)
+    assert tokens(rig.collect(["a"])["a"]) == fakes.expected_tokens([1, 2, 3], 20)
+    assert later.placement is not None
+    assert (later.placement.slot2expert == applied.slot2expert).all()
+
+
+def test_a_shard_that_breaks_while_experts_move_is_lost_at_once(rig: Rig) -> None:
+    """It may have switched where others have not: no step may run."""
+
+    class Breaking(fakes.FakeExecutor):
+        def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved:
+            raise CollectiveError("experts over ranks [0, 1]: gone")
+
+    rig.attach(fakes.FakeExecutor(), Breaking())
+    failed = rig.engine.apply_placement(some_placement(), "p")
+    assert isinstance(failed, Failed)
+    assert "shard 1: experts over ranks [0, 1]: gone" in str(failed.error)
+    assert "gone" in rig.engine.until_lost()
+    rig.attach(fakes.FakeExecutor(), later := fakes.FakeExecutor())
+    rig.engine.submit([request("a", [1], 5)])
+    assert tokens(rig.collect(["a"])["a"]) == fakes.expected_tokens([1], 5)
+    assert later.placement is None

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from smoe import LLM, SamplingParams
+from smoe.core.placement_file import write_placement
+from tests.collectives.placements import random_placement
 
 KEYS = {
     *("text", "token_ids", "finish_reason", "stop_reason", "error", "usage", "logprobs", "stats"),
@@ -84,6 +87,20 @@ def test_experts_of_a_chat_can_be_given_more_memory(smoe: Callable, monkeypatch:
     assert len(errors) == 2
     assert "expert_memory: '90%' (up to expert_memory_max" in errors[0]
     assert "command: '/memory'" in errors[1]
+
+
+def test_experts_of_a_chat_on_one_device_have_nowhere_to_move(
+    smoe: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    placement = random_placement(0, experts=4, layers=(0,), devices=2)
+    write_placement(tmp_path / "two", placement)
+    lines = f"/placement {tmp_path / 'two'}\n/placement nowhere\nOnce upon\n".encode()
+    monkeypatch.setattr(sys, "stdin", Stdin(lines))
+    result = smoe("chat", "--in-process", "--max-tokens", "4")
+    assert (result.code, len(result.out.splitlines())) == (0, 1)
+    errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert re.fullmatch(r"error: placement: '.*two' \(has no effect on one device: .*\)", errors[0])
+    assert errors[1] == "error: nowhere: no placement: it has no placement.json"
 
 
 def test_a_recorded_run_can_be_looked_into(smoe: Callable, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from smoe.core.config import EngineConfig
-from smoe.core.errors import ConfigError
+from smoe.core.errors import ConfigError, PlacementError, SmoeError
 from smoe.core.parallel import ParallelConfig
+from smoe.core.placement import Placement
 from smoe.core.placement_build import contiguous
-from smoe.core.placement_file import write_placement
-from smoe.core.step import SampledToken, StepPlan, StepResult
+from smoe.core.placement_file import read_placement, write_placement
+from smoe.core.step import ExpertsMoved, SampledToken, StepPlan, StepResult
 from smoe.engine.build import build_core, build_runner
 from smoe.engine.core import EngineCore
 from smoe.engine.parallel import check_parallel
@@ -49,6 +50,9 @@ class Groups:
             for span, tokens in zip(plan.spans, result.tokens, strict=True):
                 assert not tokens or span.group == group
         return StepResult(tokens=tuple(results[span.group].tokens[i] for i, span in enumerate(plan.spans)))
+
+    def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved | SmoeError:
+        return PlacementError(name) if name == "refused" else ExpertsMoved(experts=0, nbytes=0)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.ranks[0], name)
@@ -156,6 +160,24 @@ def test_tables_of_the_placement_decide_where_requests_go(tmp_path: Path, checkp
     engine.add([request(name, prompt, max_tokens=3) for name, prompt in prompts.items()])
     groups = {s.request_id: s.group for s in engine._scheduler.waiting}
     assert groups == {"a": 1, "b": 0, "c": 0, "d": 1}  # b and d come second in their turns
+    drain(engine)
+
+
+def test_tables_that_are_applied_decide_for_requests_to_come(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    folder = placement_in(tmp_path / "p", checkpoint, tables=True)
+    parallel = ParallelConfig(data_parallel_size=2, placement=folder, data_parallel_routing="tables")
+    engine = build_core(EngineConfig(parallel=parallel), Groups(2))  # type: ignore[arg-type]
+    now = read_placement(folder)
+    assert now.tables is not None
+    swapped = replace(now.tables, token_device=now.tables.token_second, token_second=now.tables.token_device)
+    other = replace(now, tables=swapped)
+    with pytest.raises(PlacementError):
+        engine.apply_placement(other, "refused")
+    engine.add([request(name, [60], max_tokens=3) for name in ("a", "b")])
+    engine.apply_placement(other, "other")
+    engine.add([request(name, [60], max_tokens=3) for name in ("c", "d")])
+    groups = {s.request_id: s.group for s in engine._scheduler.waiting}
+    assert groups == {"a": 1, "b": 0, "c": 0, "d": 1}
     drain(engine)
 
 

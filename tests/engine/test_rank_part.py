@@ -58,7 +58,7 @@ def test_parts_of_all_ranks_compute_the_model(
     def body(everyone: Group, own: Group) -> list[dict[int, torch.Tensor]]:
         tensor = SoloGroup(everyone.ledger, everyone.rank) if size == 1 else own
         part = load_part(checkpoint, everyone, placement, torch.float32, tensor)
-        assert all(table.num_slots == held[everyone.rank] for table in part.local._tables.values())
+        assert all(table.num_slots == held[everyone.rank] for table in part.local.held.tables.values())
         decoder, _ = part.decoder(make_schedule(parallel, tensor, placement))
         return run_steps(decoder, steps, own=members[everyone.rank // size])
 

@@ -7,12 +7,13 @@ from statistics import median
 
 from smoe.bench.comm.cases import Case
 from smoe.bench.comm.ranks import Ranks
-from smoe.core.errors import ConfigError
+from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.model_info import ModelInfo
+from smoe.core.placement import Placement
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
 from smoe.core.stats import ExpertStats
-from smoe.core.step import StepPlan, StepResult
+from smoe.core.step import ExpertsMoved, StepPlan, StepResult
 from smoe.engine.core import EngineCore
 from smoe.metrics.latency import RequestTimes, itl_s, percentile, tpot_s, ttft_s
 
@@ -54,6 +55,9 @@ class RanksExecutor:
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         return ConfigError("expert_memory", memory, "all on several devices")
+
+    def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved | SmoeError:
+        return ConfigError("placement", name, "that of the benchmark")
 
     def check_integrity(self) -> None:
         return
