@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from smoe.actors.links import Link, ShardsLost
 from smoe.actors.shard import ShardReady
@@ -11,7 +11,7 @@ from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.model_info import ModelInfo
 from smoe.core.placement import Placement
 from smoe.core.stats import ExpertStats
-from smoe.core.step import Executor, ExpertsMoved, StepPlan, StepResult
+from smoe.core.step import Executor, ExpertsMoved, SampledToken, StepPlan, StepResult, Substituted
 
 
 class RayExecutor:
@@ -41,19 +41,20 @@ class RayExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         with self._lock:
             results: list[StepResult] = self._link.call("execute", plan)
-        return merged(plan, results[:: self._ranks_per_group])
+        return merged(plan, results, self._ranks_per_group)
 
     def expert_stats(self) -> ExpertStats:
-        """Of rank 0. Once the shards are lost: what they said last."""
+        """Of all ranks together, levels too. Once the shards are lost: what they said last."""
         with self._lock:
             with contextlib.suppress(ShardsLost):  # whoever executes next learns of it
-                self._own = self._link.call("expert_stats")[0]
+                self._own = _sum(self._link.call("expert_stats"))
             return _plus(self._before, self._own)
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         with self._lock:
-            found: int | ConfigError = self._link.call("resize_experts", memory)[0]
-        return found
+            found: list[int | ConfigError] = self._link.call("resize_experts", memory)
+        assert len({str(answer) for answer in found}) == 1, "every rank decides for all of them"
+        return found[0]
 
     def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved | SmoeError:
         with self._lock:
@@ -79,12 +80,29 @@ class RayExecutor:
         self._link.close()
 
 
-def merged(plan: StepPlan, by_group: Sequence[StepResult]) -> StepResult:
-    """Each span's answer from the group that computed it."""
-    if len(by_group) == 1:
-        return by_group[0]
-    tokens = [by_group[span.group].tokens[i] for i, span in enumerate(plan.spans)]
-    return StepResult(tokens=tuple(tokens))
+def merged(plan: StepPlan, by_rank: Sequence[StepResult], ranks_per_group: int) -> StepResult:
+    """Each span's answer from the first rank of the group that computed it; what was replaced for it on all ranks.
+
+    A span that is not a number because some rank could not read an expert ends with that as its error.
+    """
+    if len(by_rank) == 1:
+        return by_rank[0]
+    tokens = [by_rank[span.group * ranks_per_group].tokens[i] for i, span in enumerate(plan.spans)]
+    unread = next((result.unread for result in by_rank if result.unread is not None), None)
+    if unread is not None:
+        tokens = [tuple(_because(token, unread) for token in answer) for answer in tokens]
+    told = [result.substituted for result in by_rank if result.substituted]
+    substituted = [Substituted(sum(s.slots for s in of), sum(s.mass for s in of)) for of in zip(*told, strict=True)]
+    return StepResult(tokens=tuple(tokens), substituted=tuple(substituted), unread=unread)
+
+
+def _because(token: SampledToken, unread: str) -> SampledToken:
+    numeric = token.error is not None and token.error.startswith("numeric")
+    return replace(token, error=f"store: {unread}") if numeric else token
+
+
+def _sum(by_rank: Sequence[ExpertStats]) -> ExpertStats:
+    return ExpertStats(**{f.name: sum(getattr(stats, f.name) for stats in by_rank) for f in fields(ExpertStats)})
 
 
 def _plus(before: ExpertStats, own: ExpertStats) -> ExpertStats:

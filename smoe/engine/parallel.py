@@ -1,31 +1,35 @@
 """One rank of a model that several devices share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from smoe.collectives.dispatch import Dispatcher
-from smoe.collectives.expert_map import expert_places, held_experts
+from smoe.collectives.expert_map import expert_places
 from smoe.collectives.group import Group
 from smoe.collectives.schedules.plain import AllReduce, Scatter
 from smoe.collectives.schedules.protocol import Schedule
 from smoe.collectives.world import World, WorldPlan
 from smoe.core.config import EngineConfig
-from smoe.core.errors import CapacityError, ConfigError
+from smoe.core.errors import CapacityError, ConfigError, SmoeError
 from smoe.core.parallel import ParallelConfig
 from smoe.core.placement import Placement
 from smoe.core.placement_build import contiguous
 from smoe.core.placement_file import read_placement
+from smoe.core.step import ExpertsMoved
 from smoe.engine.device import compute_device
 from smoe.engine.live_placement import LivePlacement
 from smoe.engine.memory import free_bytes
 from smoe.engine.model_facts import model_info
-from smoe.engine.plan import compute_dtype, context_length
+from smoe.engine.plan import KV_SHARE, compute_dtype, context_length
+from smoe.engine.rank_experts import RankExperts, check_experts, open_experts, resident_experts
 from smoe.engine.runner import Runner
 from smoe.engine.tokenizer import load_tokenizer
 from smoe.kernels import ExpertTensors
 from smoe.models.decoder import Decoder
 from smoe.models.dispatched import DispatchedBank, RankBank
+from smoe.models.informed import Informed
 from smoe.models.kv import KVCache, bytes_per_row
 from smoe.models.loading import Checkpoint, open_checkpoint
 from smoe.models.loading.arena import carve
@@ -40,10 +44,17 @@ def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
     """The placement that `config.parallel` asks for, before any worker starts. Raises ConfigError or PlacementError."""
     parallel, spec = config.parallel, checkpoint.spec
     check_size(spec, parallel.tensor_parallel_size)
-    for name, wanted in (("expert_memory", "all"), ("record_routes", None)):
-        if getattr(config, name) != wanted:
-            raise ConfigError(name, getattr(config, name), f"{wanted} on several devices")
+    if config.record_routes is not None:
+        limit = "none on several devices, where each sees some of a request's rows: record on one"
+        raise ConfigError("record_routes", config.record_routes, limit)
     compute_device(config)
+    placement = _placement(checkpoint, parallel)
+    check_experts(checkpoint, config, placement, compute_dtype(spec, config))
+    return placement
+
+
+def _placement(checkpoint: Checkpoint, parallel: ParallelConfig) -> Placement:
+    spec = checkpoint.spec
     if parallel.placement is None:
         experts = spec.moe(spec.moe_layers[0]).router.num_experts
         return contiguous(
@@ -86,16 +97,26 @@ def build_rank_runner(config: EngineConfig, plan: WorldPlan) -> Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
-    """What one rank holds in memory: `params` of its share in the tensor-parallel group `tensor`, and in `local` its
-    experts of those that all ranks, `group`, share."""
+    """What one rank holds: `params` of its share in the tensor-parallel group `tensor`, and its `experts` of those that
+    all ranks, `group`, share."""
 
     share: TensorShare
     group: Group
     tensor: Group
     placement: Placement
     params: dict[str, torch.Tensor]
-    local: RankBank
+    experts: RankExperts
     dtype: torch.dtype
+
+    @property
+    def dense_bytes(self) -> int:
+        return sum(param.nbytes for param in self.params.values())
+
+    @property
+    def local(self) -> RankBank:
+        """The experts of a rank that keeps them all in memory."""
+        assert isinstance(self.experts.bank, RankBank)
+        return self.experts.bank
 
     def decoder(self, schedule: Schedule, *, dedup: bool = True) -> tuple[Decoder, DispatchedBank]:
         """The model as this rank runs it, and its experts as the layers see them. Several may share a part."""
@@ -103,8 +124,9 @@ class RankPart:
         return self.decoder_of(bank, self.spread(schedule)), bank
 
     def bank(self, schedule: Schedule, *, dedup: bool = True) -> DispatchedBank:
-        places = expert_places(self.placement, self.group.rank)
-        return DispatchedBank(self.local, Dispatcher(self.group, dedup=dedup), places, schedule)
+        places, own = expert_places(self.placement, self.group.rank), self.experts
+        informed = Informed(own.bank, lossy=own.lossy) if own.told else None
+        return DispatchedBank(own.bank, Dispatcher(self.group, dedup=dedup), places, schedule, informed)
 
     def spread(self, schedule: Schedule) -> TensorParallel:
         return TensorParallel(self.tensor, schedule, self.share)
@@ -114,20 +136,27 @@ class RankPart:
 
 
 def load_part(
-    checkpoint: Checkpoint, group: Group, placement: Placement, dtype: torch.dtype, tensor: Group | None = None
+    checkpoint: Checkpoint,
+    group: Group,
+    placement: Placement,
+    dtype: torch.dtype,
+    tensor: Group | None = None,
+    open_experts: Callable[[int], RankExperts] | None = None,
 ) -> RankPart:
-    """Reads this rank's experts, and of each other tensor keeps its part. `tensor` is its tensor-parallel
-    group, by default all of `group`.
+    """Reads this rank's part of each tensor, and its experts. `tensor` is its tensor-parallel group, by default all of
+    `group`. `open_experts` makes something else of the experts, beside so many bytes of other weights.
 
-    Raises CheckpointError.
+    Raises CheckpointError, and what `open_experts` raises.
     """
     tensor = tensor or group
     share = TensorShare(checkpoint.spec, tensor.rank, tensor.size)
-    held = held_experts(placement, group.rank)
-    local = RankBank(checkpoint.spec, held, lambda layer, expert: checkpoint.read_expert(layer, expert, dtype=dtype))
     params = checkpoint.params(dtype=dtype, part=share.cut)
+    if open_experts is None:
+        experts = resident_experts(checkpoint, placement, group.rank, dtype)
+    else:
+        experts = open_experts(sum(param.nbytes for param in params.values()))
     return RankPart(
-        share=share, group=group, tensor=tensor, placement=placement, params=params, local=local, dtype=dtype
+        share=share, group=group, tensor=tensor, placement=placement, params=params, experts=experts, dtype=dtype
     )
 
 
@@ -135,14 +164,24 @@ def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement:
     spec, dtype, group = checkpoint.spec, compute_dtype(checkpoint.spec, config), world.all
     tensor = world.stretch(config.parallel.tensor_parallel_size)
     schedule = make_schedule(config.parallel, tensor, placement)
-    free = free_bytes() // world.plan.ranks_on_host
-    part = load_part(checkpoint, group, placement, dtype, tensor)
+    usable = int((1 - _SLACK) * (free_bytes() // world.plan.ranks_on_host))
+    local_spec = TensorShare(spec, tensor.rank, tensor.size).local_spec()
+    max_model_len, row_bytes = context_length(spec, config), bytes_per_row(local_spec, dtype)
+    wanted_rows = config.max_num_seqs * max_model_len
+
+    def own_experts(dense_bytes: int) -> RankExperts:
+        left = usable - dense_bytes
+        kv_bytes = min(wanted_rows * row_bytes, int(max(0, left) * KV_SHARE))
+        return open_experts(
+            checkpoint, config, placement, group, dtype, free_bytes=left, auto_bytes=max(0, left - kv_bytes)
+        )
+
+    part = load_part(checkpoint, group, placement, dtype, tensor, own_experts)
     bank, spread = part.bank(schedule, dedup=config.parallel.dedup), part.spread(schedule)
     decoder = part.decoder_of(bank, spread)
-    dense_bytes = sum(tensor.nbytes for tensor in part.params.values())
-    left = int((1 - _SLACK) * free) - dense_bytes - part.local.held.nbytes
-    max_model_len, row_bytes = context_length(spec, config), bytes_per_row(decoder.spec, dtype)
-    rows = _common_rows(group, left, row_bytes, config.max_num_seqs * max_model_len)
+    own = part.experts
+    left = usable - part.dense_bytes - own.nbytes
+    rows = _common_rows(group, left, row_bytes, wanted_rows)
     kv = KVCache(decoder.spec, num_rows=rows, num_states=config.max_num_seqs, dtype=dtype)
     info = model_info(
         checkpoint,
@@ -150,13 +189,35 @@ def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement:
         dtype=dtype,
         max_model_len=max_model_len,
         expert_bytes=checkpoint.expert_source(spec.moe_layers[0], 0).assembled_nbytes(dtype),
-        dense_bytes=dense_bytes,
+        dense_bytes=part.dense_bytes,
+        lossy=own.lossy,
+        expert_tiers=own.tiers,
+        emulated_link=config.expert_link if own.tiers else None,
     )
     mine = world.plan.rank // tensor.size
-    room = part.local.held.nbytes + left - rows * row_bytes
-    live = live_placement(checkpoint, config.parallel, part, bank, spread, room_bytes=room)
-    samples = tensor.rank == 0
-    return Runner(decoder, kv, bank, info, world=world, group=mine, samples=samples, place=live.apply)
+    place: Callable[[Placement, str], ExpertsMoved | SmoeError] = _fixed
+    unread = None
+    if isinstance(own.bank, RankBank):
+        room = own.nbytes + left - rows * row_bytes
+        place = live_placement(checkpoint, config.parallel, part, bank, spread, room_bytes=room).apply
+    else:
+        unread = own.bank.last_unread
+    return Runner(
+        decoder,
+        kv,
+        bank,
+        info,
+        world=world,
+        group=mine,
+        samples=tensor.rank == 0,
+        resize=own.resize,
+        unread=unread,
+        place=place,
+    )
+
+
+def _fixed(placement: Placement, name: str) -> ConfigError:
+    return ConfigError("placement", name, "as it is: experts move between devices only with expert_memory all")
 
 
 def live_placement(

@@ -18,7 +18,7 @@ from smoe.offload.readahead import known_readahead
 from smoe.offload.shelf import Shelf
 from smoe.offload.tiers import plan_tiers
 
-_KV_SHARE = 0.25  # of the memory left beside the dense weights, when `auto` divides it between KV and experts
+KV_SHARE = 0.25  # of the memory left beside the dense weights, when `auto` divides it between KV and experts
 _LIBRARY_BYTES = 32 * 2**20  # tokenizer, kernels and allocator slack: 8 to 16 MiB seen with the built-in model
 
 
@@ -96,7 +96,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     left -= tiers.host_bytes
     row_bytes = bytes_per_row(spec, dtype)
     wanted_rows = config.max_num_seqs * max_model_len
-    kv_reserve = min(wanted_rows * row_bytes, int(max(0, left) * _KV_SHARE))
+    kv_reserve = min(wanted_rows * row_bytes, int(max(0, left) * KV_SHARE))
     auto_bytes = max(0, left - kv_reserve)
     slots = shelf.slots(budget, free_bytes=auto_bytes)
     all_resident = budget.kind == "all" or (budget.kind == "auto" and slots == shelf.num_experts)

@@ -10,6 +10,7 @@ from smoe.collectives.schedules.protocol import Schedule
 from smoe.core.stats import ExpertStats
 from smoe.kernels import ExpertTable, ExpertTensors, moe
 from smoe.models.bank import ExpertBank, Lookahead, Substitutions, expert_table
+from smoe.models.informed import Informed
 from smoe.models.spec import DecoderSpec
 
 Tensor = torch.Tensor
@@ -94,27 +95,38 @@ class RankBank:
 class DispatchedBank:
     """Sends each row to the ranks that hold its experts, where `local` computes them, and adds up what comes back."""
 
-    needs_logits = False
-
     def __init__(
-        self, local: ExpertBank, dispatcher: Dispatcher, expert2place: Mapping[int, Tensor], schedule: Schedule
+        self,
+        local: ExpertBank,
+        dispatcher: Dispatcher,
+        expert2place: Mapping[int, Tensor],
+        schedule: Schedule,
+        informed: Informed | None = None,
     ) -> None:
-        """`expert2place[layer]` [E] i64 is the place of the rank that computes an expert for this one."""
-        self._local, self._dispatcher = local, dispatcher
+        """`expert2place[layer]` [E] i64 is the place of the rank that computes an expert for this one. `informed`
+        computes with `local` where that wants to know more of a row."""
+        self._local, self._dispatcher, self._informed = local, dispatcher, informed
         self.use(expert2place, schedule)
 
     def use(self, expert2place: Mapping[int, Tensor], schedule: Schedule) -> None:
         """As given when it was made; between two forwards, on all ranks."""
         self._expert2place, self._schedule = dict(expert2place), schedule
 
+    @property
+    def needs_logits(self) -> bool:
+        return self._informed is not None and self._informed.lossy
+
     def use_lookahead(self, lookahead: Lookahead) -> None:
         """Not of this rank's own rows: the local experts are used by rows of all ranks."""
 
     def begin_forward(self, token_ids_T: Tensor) -> None:
         self._local.begin_forward(token_ids_T)
+        if self._informed is not None:
+            self._informed.begin_forward(len(token_ids_T))
 
     def substitutions(self) -> Substitutions | None:
-        return self._local.substitutions()
+        """Of this rank's own rows, each of which is one rank's in a layer: those of all ranks of a group add up."""
+        return None if self._informed is None else self._informed.substitutions()
 
     def apply(
         self,
@@ -127,6 +139,16 @@ class DispatchedBank:
     ) -> Tensor:
         device_TK = self._expert2place[layer][ids_TK.long()]
         self._schedule.note_devices(layer, device_TK)
+
+        informed, hidden = self._informed, x_TD.shape[1]
+        if informed is not None:
+            x_TX = informed.widen(x_TD, ids_TK, weights_TK, logits_TE)
+            nothing_TX = torch.zeros(len(x_TD), x_TX.shape[1] - hidden, dtype=x_TD.dtype)
+            residual_TX = torch.cat((residual_TD, nothing_TX), dim=1)
+            out_TX = self._dispatcher.apply(
+                x_TX, ids_TK, weights_TK, device_TK, residual_TX, lambda sent: informed.compute(layer, sent, hidden)
+            )
+            return informed.hear(out_TX, hidden, self._schedule.own_rows())
 
         def compute(sent: Dispatched) -> Tensor:
             nothing_ND = torch.zeros_like(sent.x_ND)

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from smoe.actors.executor import RayExecutor
+from smoe.actors.executor import RayExecutor, merged
 from smoe.actors.shard import ShardReady
 from smoe.core.sampling import SamplingParams
+from smoe.core.stats import ExpertStats
 from smoe.core.step import SampledToken, SpanPlan, StepPlan, StepResult, Substituted
 from tests.actors.fakes import INFO
 
@@ -46,7 +47,34 @@ def test_each_span_is_answered_by_the_first_rank_of_its_group(size: int, ranks_p
     assert [[token.token_id for token in tokens] for tokens in found] == expected
 
 
-def test_what_a_lossy_policy_replaced_is_said_by_one_group() -> None:
+@pytest.mark.parametrize(("size", "times"), [(1, 1), (2, 2)])
+def test_what_a_lossy_policy_replaced_adds_up_over_ranks(size: int, times: int) -> None:
     told = (Substituted(3, 0.5),)
-    executor = RayExecutor(ShardReady(INFO, 9), Ranks(2, 2, told), ranks_per_group=2)
-    assert executor.execute(StepPlan(spans=(span(0),))).substituted == told
+    executor = RayExecutor(ShardReady(INFO, 9), Ranks(size, size, told), ranks_per_group=size)
+    assert executor.execute(StepPlan(spans=(span(0),))).substituted == (Substituted(3 * times, 0.5 * times),)
+
+
+def test_a_span_that_is_not_a_number_ends_with_what_could_not_be_read() -> None:
+    numeric = SampledToken(None, error="numeric: logits of token 3 of the answer are not finite (maximum nan)")
+    groups = [
+        StepResult(tokens=((numeric,), ())),
+        StepResult(tokens=((), ()), unread="a.safetensors: reading 8 bytes at offset 0: gone"),
+        StepResult(tokens=((), (SampledToken(5),))),
+        StepResult(tokens=((), ())),
+    ]
+    plan = StepPlan(spans=(span(0), span(1)))
+    first, second = merged(plan, groups, 2).tokens
+    assert first == (SampledToken(None, error="store: a.safetensors: reading 8 bytes at offset 0: gone"),)
+    assert second == (SampledToken(5),)
+    groups[1] = StepResult(tokens=((), ()))
+    assert merged(plan, groups, 2).tokens[0] == (numeric,)
+
+
+def test_counts_and_levels_of_all_ranks_add_up() -> None:
+    class Told(Ranks):
+        def call(self, method: str, *args: Any) -> list[Any]:
+            assert method == "expert_stats"
+            return [ExpertStats(hits=rank, budget_bytes=64, peak_bytes=32 + rank) for rank in range(self._size)]
+
+    found = RayExecutor(ShardReady(INFO, 9), Told(3, 3), ranks_per_group=3).expert_stats()
+    assert (found.hits, found.budget_bytes, found.peak_bytes) == (3, 192, 99)

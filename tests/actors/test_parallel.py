@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,13 +113,33 @@ def placement(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("schedule", ["allreduce", "scatter", "speculative"])
+@pytest.mark.parametrize("schedule", ["allreduce", "speculative"])
 def test_two_ranks_give_the_tokens_of_one_process(
     schedule: str, placement: str, expected: dict[str, tuple[int, ...]]
 ) -> None:
     with opened(config(schedule=schedule, placement=placement)) as client:
         assert answers(client) == expected
         assert len(set(client.shard_pids())) == SIZE
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_ranks_that_keep_a_part_of_their_experts_do_too_and_are_resized_together(
+    placement: str, expected: dict[str, tuple[int, ...]]
+) -> None:
+    whole = config(schedule="scatter", placement=placement)
+    with opened(replace(whole, expert_memory="25%", expert_memory_max="50%")) as client:
+        assert client.info().expert_tiers == ("disk",)
+        assert answers(client) == expected
+        before = client.stats().experts
+        assert client.resize_experts("50%") == 6 * 32
+        with pytest.raises(ConfigError, match=r"^expert_memory: '60%' \(up to expert_memory_max: 192 slots"):
+            client.resize_experts("60%")
+        assert answers(client) == expected
+        after = client.stats().experts
+        # Of both ranks together: twice as many slots as before, each of the same size.
+        assert after.budget_bytes == 2 * before.budget_bytes
+        assert after.misses > before.misses > 0
+        assert before.peak_bytes == before.budget_bytes
 
 
 @pytest.mark.usefixtures("local_ray")
