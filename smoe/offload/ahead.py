@@ -4,6 +4,7 @@ Torch-free."""
 from collections.abc import Sequence
 
 from smoe.offload.cache import Residency, View
+from smoe.offload.drafted import Drafted
 from smoe.offload.policies.protocols import Array, Key, Prefetch, Reason, Routing
 
 PAUSE_SHARE = 0.6  # of prefetches that end unused; what a live engine pauses at
@@ -16,6 +17,7 @@ class Ahead:
         residency: Residency,
         prefetch: Prefetch | None,
         layers: Sequence[int],
+        drafted: Drafted,
         *,
         max_background: int | None,
         pause_share: float | None,
@@ -24,6 +26,7 @@ class Ahead:
         """Parameters are the Planner's."""
         self.pauses = 0
         self._residency, self._prefetch, self._fixed = residency, prefetch, max_background
+        self._drafted = drafted
         self._next_layer = dict(zip(layers, [*layers[1:], layers[0]], strict=True))
         self._last_layer = layers[-1]
         self._pause_share, self._pause_window = pause_share, pause_window
@@ -47,8 +50,9 @@ class Ahead:
     def begin(self, routing: Routing, lookahead: Array | None, to_admit: dict[Key, None]) -> list[View]:
         """Transfers for later, once no miss of the pass waits for a slot; what of `to_admit` got one leaves it."""
         residency = self._residency
-        begin: list[View] = []
-        room = self._max_background - residency.background_in_flight
+        begin = self._drafted.more()
+        planned = len(begin)
+        room = planned + self._max_background - residency.background_in_flight + self._drafted.in_flight
         for key in self._plan(routing, lookahead):
             if len(begin) >= room:
                 break

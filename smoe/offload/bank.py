@@ -4,7 +4,7 @@ Shapes: T rows, D hidden, K experts a row.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +18,13 @@ from smoe.offload.arena import Arena
 from smoe.offload.cache import Residency, View
 from smoe.offload.copies import CopyEngine
 from smoe.offload.costs import MeasuredCosts
+from smoe.offload.drafted import PlanOrder
 from smoe.offload.in_place import InPlace
 from smoe.offload.layer_pass import LayerPass
+from smoe.offload.link_rate import LinkRate
 from smoe.offload.outputs import Ids, Outputs
 from smoe.offload.planner import PlannedPass, Planner
-from smoe.offload.policies.protocols import Array, Costs, MissDecision, PolicySet, Routing
+from smoe.offload.policies.protocols import Array, Costs, Key, MissDecision, PolicySet, Routing
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import LinkStats, Store
 from smoe.offload.transfer import Arrival, Transfers
@@ -50,15 +52,17 @@ class OffloadedBank:
         in_place: InPlace | None = None,
         costs: Costs | None = None,
         copies: CopyEngine | None = None,
+        plan_order: PlanOrder = "deadline",
+        max_planned: int | None = None,
         poison: bool = False,
     ) -> None:
         """`num_slots` over all layers, of which `floor` >= 1 are safe for each. Closes `store` when closed.
         `resize` can go up to `max_slots` (default: no further): addresses are reserved, memory is taken as it is used.
 
-        `max_background` and `pause_share` as Planner has them. `in_place` is needed by miss policies that compute
-        there; what they compare is measured, unless `costs` says it. `copies`, of a store whose copies into slots may
-        overtake what computes from them, hears when a slot has been used for the last time. `poison` fills slots and
-        outputs that hold nothing yet with NaN.
+        `max_background`, `pause_share`, `plan_order` and `max_planned` as Planner has them. `in_place` is needed by
+        miss policies that compute there; what they compare is measured, unless `costs` says it. `copies`, of a store
+        whose copies into slots may overtake what computes from them, hears when a slot has been used for the last time.
+        `poison` fills slots and outputs that hold nothing yet with NaN.
         """
         spec = shelf.spec
         self._layers = spec.moe_layers
@@ -77,7 +81,10 @@ class OffloadedBank:
             pause_share=pause_share,
             hold=None if in_place is None else in_place.hold,
             costs=self._costs if costs is None else costs,
+            plan_order=plan_order,
+            max_planned=max_planned,
         )
+        self._slot_bytes, self._rate = shelf.slot_bytes, LinkRate()
         # Order within a row is of no consequence to the sum; only these policies go by it (and by anything but ids).
         self._sorts = policies.miss.lossy or policies.prefetch is not None
         self._lookahead: Lookahead | None = None
@@ -138,6 +145,31 @@ class OffloadedBank:
             self._abandon(run)
             raise
         return moe_combine(pairs_TKD, ids_TK, weights_TK, x_TD.dtype, residual=residual_TD)
+
+    @property
+    def slots_a_layer(self) -> int:
+        return self._residency.num_slots // len(self._layers)
+
+    @property
+    def bytes_per_second(self) -> float:
+        stats = self._store.stats()
+        return self._rate.update(stats.bytes_read, stats.busy_s)
+
+    def prefetch(self, keys: Sequence[Key]) -> int:
+        planner, before = self._planner, self._planner.submitted
+        for view in planner.foretell(keys):
+            if self._transfers.try_cancel(view):
+                planner.cancelled(view)
+        self._begin(planner.start())
+        return (planner.submitted - before) * self._slot_bytes
+
+    def poll(self) -> None:
+        if self._transfers.pending:
+            self._deliver(self._transfers.poll())
+        self._begin(self._planner.more())
+
+    def resident(self) -> Collection[Key]:
+        return {(layer, expert) for layer in self._layers for expert in self._residency.resident(layer)}
 
     def stats(self) -> ExpertStats:
         cache, store = self._residency, self._store.stats()

@@ -13,7 +13,8 @@ Counts are those of ExpertStats; an expert is asked for once a pass, and is then
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from smoe.offload.floors import Floors, check_floor
@@ -63,6 +64,11 @@ class Residency:
     def background_in_flight(self) -> int:
         """Transfers under way that no pass waits for."""
         return len(self._background)
+
+    @property
+    def background_keys(self) -> AbstractSet[Key]:
+        """What is under way without a pass that waits for it: a view that changes."""
+        return self._background
 
     def begin_epoch(self) -> None:
         self._epoch += 1
@@ -145,13 +151,16 @@ class Residency:
         """Whether `key` is resident or in flight."""
         return key[1] in self._slot_of[key[0]] or key in self._in_flight
 
-    def try_reserve(self, layer: int, expert: int, reason: Reason = Reason.DEMAND) -> View | None:
+    def try_reserve(
+        self, layer: int, expert: int, reason: Reason = Reason.DEMAND, *, spared: Collection[Key] = ()
+    ) -> View | None:
         """A slot in flight for an expert that holds none; None while no slot can be had.
 
-        Evicts when no free slot is left for this layer. Views of the slot's former expert are stale from here on.
+        Evicts, though none of `spared`, when no free slot is left for this layer. Views of the slot's former expert are
+        stale from here on.
         """
         key = (layer, expert)
-        slot = self._bring(key, reason)
+        slot = self._bring(key, reason, spared)
         if slot is None:
             return None
         self._in_flight[key] = slot
@@ -284,9 +293,9 @@ class Residency:
             self.prefetch_paid[layer][0] += len(used)
             self._unused -= used
 
-    def _bring(self, key: Key, reason: Reason) -> int | None:
+    def _bring(self, key: Key, reason: Reason, spared: Collection[Key]) -> int | None:
         """A slot that is the key's from here on, though nothing is in it; None while none can be had."""
-        slot = self._take_slot(key, reason)
+        slot = self._take_slot(key, reason, spared)
         if slot is None:
             return None
         layer, expert = key
@@ -300,11 +309,15 @@ class Residency:
             self.peak_used = used
         return slot
 
-    def _take_slot(self, wanted: Key, reason: Reason) -> int | None:
+    def _take_slot(self, wanted: Key, reason: Reason, spared: Collection[Key]) -> int | None:
         if self._free and self._floors.may_take_free(wanted[0], len(self._free)):
             return self._free.pop()
         may_lose = self._floors.may_lose_to(wanted[0])
-        victim = self._eviction.victim(may_lose, self._evictable, wanted, reason)
+
+        def unspared(layer: int, expert: int) -> bool:
+            return (layer, expert) not in spared and self._evictable(layer, expert)
+
+        victim = self._eviction.victim(may_lose, unspared if spared else self._evictable, wanted, reason)
         return None if victim is None else self._take_from(victim)
 
     def _evict(self, may_lose: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 """What a draft's routing does while it drafts: the seam between the draft loop and what brings experts in."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -43,12 +43,17 @@ class Prefetcher(Protocol):
         ...
 
     def prefetch(self, keys: Sequence[Key]) -> int:
-        """Marks resident ones as used, begins transfers of the others, those of the nearest layer first. Never evicts
-        one of `keys`. Returns the bytes newly under way."""
+        """`keys`, distinct, of each layer the most wanted first, replace those of the call before: marks resident ones
+        as used, begins transfers of the others, those of the nearest layer first, and takes back transfers that have
+        not begun and are not wanted any more. Never evicts one of `keys`. Returns the bytes newly asked for."""
         ...
 
     def poll(self) -> None:
-        """Takes in what has arrived. Never waits."""
+        """Takes in what has arrived, and begins more of what is still wanted. Never waits."""
+        ...
+
+    def resident(self) -> Collection[Key]:
+        """What holds a slot, and its bytes are there."""
         ...
 
     @property

@@ -19,6 +19,12 @@ The order of calls is the contract; with transfers that arrive at once it gives 
                                   (failed: if run.forgives(view): begin(run.failed(view)), else the forward fails)
                 else:             planner.arrived(view) or planner.failed(view); begin(run.resume())
 
+Between forwards a draft may say what the next one will ask for, as often as it likes:
+
+    every background transfer that has arrived: planner.arrived(view), or planner.failed(view);  begin(planner.more())
+    for view in planner.foretell(keys): if its transfer has not started, cancel it and planner.cancelled(view)
+    begin(planner.start())
+
 `begin` begins transfers, of which those of the earliest `planner.deadline(view)` go first, at equal ones those begun
 first.
 """
@@ -30,8 +36,9 @@ from smoe.offload.ahead import Ahead
 from smoe.offload.answers import Answers, Hold
 from smoe.offload.cache import Residency, View
 from smoe.offload.distinct import distinct
+from smoe.offload.drafted import Drafted, PlanOrder
 from smoe.offload.layer_pass import LayerPass
-from smoe.offload.policies.protocols import Array, Costs, MissDecision, PolicySet, Routing
+from smoe.offload.policies.protocols import Array, Costs, Key, MissDecision, PolicySet, Routing
 
 
 class PlannedPass(LayerPass):
@@ -62,6 +69,8 @@ class Planner:
         pause_window: int = 128,
         hold: Hold | None = None,
         costs: Costs | None = None,
+        plan_order: PlanOrder = "deadline",
+        max_planned: int | None = None,
     ) -> None:
         """`max_background` >= 1 slots may be in flight without a pass that waits; by default a layer's share of all.
 
@@ -71,20 +80,26 @@ class Planner:
 
         `hold` and `costs` are for miss policies that compute experts where they are: what can be computed there, and
         what they compare.
+
+        `plan_order` is the order of what drafts ask for, of which `max_planned` >= 1 may be in flight beside the rest;
+        by default half of the slots.
         """
         self._residency, self._prefetch, self._needs_logits = residency, policies.prefetch, policies.miss.needs_logits
         self._answers = Answers(residency, policies, hold=hold, costs=costs)
+        self._drafted = Drafted(residency, layers, order=plan_order, max_in_flight=max_planned)
         self._ahead = Ahead(
             residency,
             policies.prefetch,
             layers,
+            self._drafted,
             max_background=max_background,
             pause_share=pause_share,
             pause_window=pause_window,
         )
         self._place = {layer: place for place, layer in enumerate(layers)}
-        self._pass, self._layer_now = 0, layers[0]
+        self._pass, self._layer_now, self._last_layer = 0, layers[0], layers[-1]
         self._cancelled = 0
+        self._epoch_begun = False
 
     @property
     def needs_logits(self) -> bool:
@@ -96,20 +111,43 @@ class Planner:
         return self._ahead.wants_lookahead(layer)
 
     def begin_forward(self) -> None:
-        self._residency.begin_epoch()
+        self._begin_epoch()
+        self._epoch_begun = False
         self._ahead.begin_forward()
+
+    def foretell(self, keys: Sequence[Key]) -> list[View]:
+        """A draft says that the next forward will ask for `keys`, distinct, those most wanted of a layer first. Returns
+        transfers of what it said before and says no more. The epoch of that forward begins.
+        """
+        self._begin_epoch()
+        self._layer_now = self._last_layer
+        return self._drafted.replace(keys)
+
+    def start(self) -> list[View]:
+        """Transfers to begin now of what was foretold."""
+        return self._drafted.start()
+
+    def more(self) -> list[View]:
+        """Transfers to begin, of what was foretold, now that others have arrived."""
+        return self._drafted.more()
+
+    @property
+    def submitted(self) -> int:
+        """Experts foretold, at one time or another, that had no slot then."""
+        return self._drafted.submitted
 
     def begin_pass(self, routing: Routing, lookahead: Array | None = None) -> PlannedPass | None:
         """Counts what the routing asks for. None: all of it is resident, and stays so until the next call of anything.
 
-        Without prefetching, that is: with it, a pass is needed to hold the hits.
+        Without anything to prefetch, that is: with it, a pass is needed to hold the hits.
         """
         layer, residency, answers = routing.layer, self._residency, self._answers
+        self._drafted.passing(layer)
         self._pass, self._layer_now = self._pass + 1, layer
         experts = distinct(routing.ids)
         residency.begin_layer(routing)
         if self._prefetch is None:
-            if not answers.to_admit and residency.try_hit_all(layer, experts):
+            if not (answers.to_admit or self._drafted.waits) and residency.try_hit_all(layer, experts):
                 return None
         else:
             self._prefetch.observe(routing)
@@ -130,9 +168,12 @@ class Planner:
         return self._residency.is_background(view)
 
     def deadline(self, view: View) -> int:
-        """Of a transfer to begin now: 0 if a pass waits for it, else the ordinal of the next pass of its layer."""
+        """Of a transfer to begin now: 0 if a pass waits for it, else the ordinal of the next pass of its layer; of what
+        drafts ask for that of the next pass, if they are to go in another order."""
         if not self._residency.is_background(view):
             return 0
+        if self._drafted.order != "deadline" and self._drafted.is_ours(view[:2]):
+            return self._pass + 1
         between = (self._place[view.layer] - self._place[self._layer_now] - 1) % len(self._place)
         return self._pass + between + 1
 
@@ -148,6 +189,11 @@ class Planner:
         """A background transfer was taken back before it began."""
         self._cancelled += 1
         self._residency.fail(view)
+
+    def _begin_epoch(self) -> None:
+        if not self._epoch_begun:
+            self._residency.begin_epoch()
+            self._epoch_begun = True
 
     def stats(self) -> ExpertStats:
         """All that is decided, nothing that is measured."""

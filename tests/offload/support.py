@@ -10,6 +10,7 @@ from smoe.models.bank import ResidentBank
 from smoe.models.loading import ExpertSource, TensorRange
 from smoe.models.spec import DecoderSpec, DenseSpec, GQASpec, LayerSpec, MoESpec, RouterSpec
 from smoe.offload.bank import OffloadedBank
+from smoe.offload.drafted import PlanOrder
 from smoe.offload.in_place import InPlace
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.protocols import Costs, PolicySet
@@ -83,6 +84,8 @@ class ExpertFiles:
         max_slots: int | None = None,
         in_place: InPlace | None = None,
         costs: Costs | None = None,
+        plan_order: PlanOrder = "deadline",
+        max_planned: int | None = None,
         poison: bool = True,
         **store: int,
     ) -> OffloadedBank:
@@ -104,6 +107,8 @@ class ExpertFiles:
             floor=slots_a_layer if floor is None else floor,
             in_place=in_place,
             costs=costs,
+            plan_order=plan_order,
+            max_planned=max_planned,
             poison=poison,
         )
 
