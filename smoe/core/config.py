@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from smoe.core.draft import DraftConfig
+from smoe.core.draft import DEFAULT_PREFETCH, DraftConfig
 from smoe.core.errors import ConfigError
 from smoe.core.expert_tier import DEFAULT_TIER, ExpertTier
 from smoe.core.parallel import ParallelConfig
@@ -82,6 +82,8 @@ class EngineConfig:
         wrong = ("sockets", "gloo") if self.device == "cuda" else ("nccl",)
         if self.parallel.backend in wrong:
             raise ConfigError("backend", self.parallel.backend, f"auto, or one that device {self.device} has")
+        if self.draft is not None:
+            self._check_draft(self.draft, all_resident=memory.kind == "all")
         for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(name, getattr(self, name), f"integer >= {low}")
@@ -94,3 +96,10 @@ class EngineConfig:
         for name in ("record_logits", "record_lookahead", "record_part_tokens"):
             if getattr(self, name) and self.record_routes is None:
                 raise ConfigError(name, getattr(self, name), "has no effect without record_routes")
+
+    def _check_draft(self, draft: DraftConfig, *, all_resident: bool) -> None:
+        if self.parallel.size > 1:
+            raise ConfigError("draft", draft.model, "only on one device")
+        if all_resident and draft.prefetch != DEFAULT_PREFETCH:
+            limit = "only with expert_memory below `all`: with every expert resident it has no effect"
+            raise ConfigError("draft_prefetch", draft.prefetch, limit)

@@ -8,6 +8,8 @@ from smoe.core.errors import ConfigError
 PrefetchTiming = Literal["adaptive", "none", "early", "late", "fixed"]
 TIMINGS: tuple[PrefetchTiming, ...] = get_args(PrefetchTiming)
 GROUP_SIZES = (32, 64, 128)
+DEFAULT_GROUP_SIZE = 64
+DEFAULT_PREFETCH: PrefetchTiming = "adaptive"
 MAX_TOKENS = 64
 SELF_DRAFT, LOOKUP_DRAFT = "int4", "ngram"
 
@@ -22,13 +24,15 @@ class DraftConfig:
     share a scale, with `int4`. `prefetch` says when drafted routing brings experts in: `adaptive` (phases and chunks
     of Specter), `early` (after the first drafted token), `late` (before verification), `fixed` (at 20 % and 60 % of the
     draft) or `none`. `auto_off` stops drafting while it does not pay. The draft's bytes count against expert_memory.
+    `lossy` allows an expert policy that substitutes: then what verifies is not the model, and its output not the same.
     """
 
     model: str
     tokens: int | Literal["auto", "online"] = "auto"
-    group_size: int = 64
-    prefetch: PrefetchTiming = "adaptive"
+    group_size: int = DEFAULT_GROUP_SIZE
+    prefetch: PrefetchTiming = DEFAULT_PREFETCH
     auto_off: bool = True
+    lossy: bool = False
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -41,3 +45,6 @@ class DraftConfig:
             raise ConfigError("draft_group_size", self.group_size, f"one of {', '.join(map(str, GROUP_SIZES))}")
         if self.prefetch not in TIMINGS:
             raise ConfigError("draft_prefetch", self.prefetch, f"one of {', '.join(TIMINGS)}")
+        for name, default in (("group_size", DEFAULT_GROUP_SIZE), ("prefetch", DEFAULT_PREFETCH)):
+            if self.model != SELF_DRAFT and getattr(self, name) != default:
+                raise ConfigError(f"draft_{name}", getattr(self, name), f"has no effect without draft {SELF_DRAFT}")

@@ -14,7 +14,8 @@ from smoe.core.placement_file import read_placement
 from smoe.core.step import Executor
 from smoe.engine.core import EngineCore
 from smoe.engine.device import compute_device
-from smoe.engine.draft.build import make_speculation, most_draft_tokens
+from smoe.engine.draft.build import Target, make_speculation
+from smoe.engine.draft.known_depth import most_draft_tokens
 from smoe.engine.local import LocalClient
 from smoe.engine.lookahead_bank import LookaheadBank
 from smoe.engine.model_facts import planned_model_info
@@ -44,7 +45,7 @@ def build_runner(config: EngineConfig) -> Runner:
     tokenizer = load_tokenizer(checkpoint.folder)
     info = planned_model_info(checkpoint, plan, tokenizer)
     if config.draft is not None:
-        info = replace(info, draft_tokens=most_draft_tokens(config.draft))
+        info = replace(info, draft_tokens=most_draft_tokens(config.draft, checkpoint.fingerprint))
     routes = config.record_routes
     recorder = None
     if routes is not None:
@@ -53,16 +54,28 @@ def build_runner(config: EngineConfig) -> Runner:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     dtype = compute_dtype(checkpoint.spec, config)
-    bank = make_bank(checkpoint, config, dtype, free_bytes=plan.auto_bytes)
+    bank = experts = make_bank(checkpoint, config, dtype, free_bytes=plan.auto_bytes, draft_bytes=plan.draft_bytes)
     resizing = None
     if config.expert_memory_max is not None and isinstance(bank, OffloadedBank):
-        resizing = partial(resize, bank, checkpoint, config, dtype)
+        resizing = partial(resize, bank, checkpoint, config, dtype, plan.draft_bytes)
     if recorder is not None and config.record_lookahead:
         bank = LookaheadBank(bank, recorder.see_lookahead, last_layer=info.moe_layers[-1])
     try:
-        decoder = Decoder(checkpoint.spec, checkpoint.params(dtype=dtype, device=device), bank, dtype=dtype)
+        params = checkpoint.params(dtype=dtype, device=device)
+        decoder = Decoder(checkpoint.spec, params, bank, dtype=dtype)
         kv = KVCache(checkpoint.spec, num_rows=plan.kv_rows, num_states=config.max_num_seqs, dtype=dtype, device=device)
-        speculation = None if config.draft is None else make_speculation(config.draft)
+        speculation = None
+        if config.draft is not None:
+            target = Target(
+                checkpoint=checkpoint,
+                tokenizer=tokenizer,
+                params=params,
+                kv=kv,
+                bank=experts,
+                dtype=dtype,
+                device=device,
+            )
+            speculation = make_speculation(config.draft, target)
         return Runner(
             decoder, kv, bank, info, device=device, recorder=recorder, resize=resizing, speculation=speculation
         )

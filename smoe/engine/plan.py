@@ -6,14 +6,17 @@ import psutil
 import torch
 
 from smoe.core.config import EngineConfig
+from smoe.core.draft import DraftConfig
 from smoe.core.errors import CapacityError, ConfigError
 from smoe.core.expert_memory import ExpertMemory
 from smoe.core.expert_tier import ExpertTier
+from smoe.engine.draft.known_depth import most_draft_tokens
 from smoe.engine.memory import free_bytes
 from smoe.models.kv import bytes_per_row
 from smoe.models.loading import Checkpoint
 from smoe.models.spec import DecoderSpec, DeltaSpec
 from smoe.offload.build import live_policy, most_slots
+from smoe.offload.draft_memory import draft_nbytes, slots_beside_draft
 from smoe.offload.readahead import known_readahead
 from smoe.offload.shelf import Shelf
 from smoe.offload.tiers import plan_tiers
@@ -31,7 +34,8 @@ class MemoryPlan:
     `expert_tiers` are those that experts come from, the farthest first; `disk_reads` says in how many threads and
     pieces they are read, as far as that has been measured, None without a disk tier. `kv_bytes` are touched only as far
     as sequences fill them. `workspace_bytes` is an estimate of activations in the largest step; `process_bytes` is what
-    this process holds before loading.
+    this process holds before loading. `draft_bytes` are the draft's weights: of a bounded `expert_memory` they are a
+    part, so that `expert_slots` are those of the rest.
     """
 
     dtype: str
@@ -60,6 +64,7 @@ class MemoryPlan:
     expert_policy: str
     lossy: bool
     emulated_link: str | None
+    draft_bytes: int
 
     @property
     def slots_per_layer(self) -> float:
@@ -69,7 +74,7 @@ class MemoryPlan:
     def new_bytes(self) -> int:
         """What loading and running will add to this process, at most."""
         experts = self.experts_resident_bytes + self.host_experts_bytes
-        return self.dense_bytes + experts + self.state_bytes + self.workspace_bytes + self.kv_bytes
+        return self.dense_bytes + experts + self.draft_bytes + self.state_bytes + self.workspace_bytes + self.kv_bytes
 
     @property
     def predicted_peak_rss_bytes(self) -> int:
@@ -84,12 +89,16 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     budget = ExpertMemory.parse(config.expert_memory)
     tiers = plan_tiers(Shelf(spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
     shelf, policy = tiers.above, live_policy(config, tiers.tiers)
+    if config.draft is not None:
+        _check_lossy(config.draft, config.expert_policy, policy.lossy)
     layers, first = spec.moe_layers, spec.moe(spec.moe_layers[0])
     sizes = {layer: checkpoint.expert_source(layer, 0).assembled_nbytes(dtype) for layer in layers}
     total = sum(size * spec.moe(layer).router.num_experts for layer, size in sizes.items())
     dense = checkpoint.params_nbytes(dtype=dtype)
-    states, workspace = _state_bytes(spec) * config.max_num_seqs, _workspace_bytes(spec, config)
-    left = free - dense - states - workspace
+    draft_tokens = 0 if config.draft is None else most_draft_tokens(config.draft, checkpoint.fingerprint)
+    states, workspace = _state_bytes(spec) * config.max_num_seqs, _workspace_bytes(spec, config, draft_tokens)
+    draft_bytes = draft_nbytes(config.draft, checkpoint, dtype)
+    left = free - dense - states - workspace - draft_bytes
     if tiers.host_bytes > max(0, left):
         limit = f"{tiers.host_bytes} bytes of host memory, but {max(0, left)} bytes are free beside the other weights"
         raise ConfigError("expert_tier", config.expert_tier, limit)
@@ -98,9 +107,9 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     wanted_rows = config.max_num_seqs * max_model_len
     kv_reserve = min(wanted_rows * row_bytes, int(max(0, left) * KV_SHARE))
     auto_bytes = max(0, left - kv_reserve)
-    slots = shelf.slots(budget, free_bytes=auto_bytes)
+    slots = slots_beside_draft(shelf, budget, draft_bytes, free_bytes=auto_bytes)
     all_resident = budget.kind == "all" or (budget.kind == "auto" and slots == shelf.num_experts)
-    most = most_slots(shelf, config, slots) if not all_resident else slots
+    most = most_slots(shelf, config, slots, draft_bytes) if not all_resident else slots
     resident = total if all_resident else most * shelf.slot_bytes + shelf.staging_bytes
     if resident > left:
         limit = f"{resident} bytes of experts, but {max(0, left)} bytes are free beside the other weights; try auto"
@@ -135,6 +144,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
         expert_policy=str(policy),
         lossy=policy.lossy and not all_resident,
         emulated_link=config.expert_link,
+        draft_bytes=draft_bytes,
     )
 
 
@@ -175,9 +185,17 @@ def _state_bytes(spec: DecoderSpec) -> int:
     return total
 
 
-def _workspace_bytes(spec: DecoderSpec, config: EngineConfig) -> int:
+def _check_lossy(draft: DraftConfig, policy: str, lossy: bool) -> None:
+    if lossy and not draft.lossy:
+        limit = "one that changes no output, or with draft_lossy: else what verifies a draft is not the model"
+        raise ConfigError("expert_policy", policy, limit)
+    if draft.lossy and not lossy:
+        raise ConfigError("draft_lossy", True, "has no effect: this expert_policy changes no output")
+
+
+def _workspace_bytes(spec: DecoderSpec, config: EngineConfig, draft_tokens: int) -> int:
     """fp32 values alive at once: residual stream and one layer's expert outputs a row, logits a sequence (also as
-    fp64 while sampling)."""
+    fp64 while sampling), and for each token that may be drafted those of the model and what it was drawn from."""
     top_k = max(spec.moe(layer).router.top_k for layer in spec.moe_layers)
     rows = config.max_num_batched_tokens * spec.hidden * (8 + top_k)
-    return 4 * (rows + 8 * config.max_num_seqs * spec.vocab)
+    return 4 * (rows + (8 + 2 * draft_tokens) * config.max_num_seqs * spec.vocab)

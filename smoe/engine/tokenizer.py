@@ -37,6 +37,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._hf.chat_template)
 
+    def first_difference(self, other: "Tokenizer") -> int | None:
+        """The lowest token id that is not the same text to both; None when there is none."""
+        mine, theirs = ({i: token for token, i in each._hf.get_vocab().items()} for each in (self, other))
+        return min((i for i in mine.keys() | theirs.keys() if mine.get(i) != theirs.get(i)), default=None)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with what the tokenizer puts in front (BOS). Raises RequestError."""
         _check_unicode(text)

@@ -16,6 +16,7 @@ from smoe.models.bank import ExpertBank, ResidentBank
 from smoe.models.loading import Checkpoint
 from smoe.offload.ahead import PAUSE_SHARE
 from smoe.offload.bank import OffloadedBank
+from smoe.offload.draft_memory import slots_beside_draft
 from smoe.offload.emulated import EmulatedStore
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
@@ -28,8 +29,11 @@ POISON_VARIABLE = "SMOE_DEBUG_POISON"
 """Set to 1, memory of experts that holds nothing is filled with NaN."""
 
 
-def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, *, free_bytes: int = 0) -> ExpertBank:
-    """For arithmetic in `dtype`. `expert_memory=auto` takes `free_bytes`, and keeps all experts if they fit.
+def make_bank(
+    checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, *, free_bytes: int = 0, draft_bytes: int = 0
+) -> ExpertBank:
+    """For arithmetic in `dtype`. `expert_memory=auto` takes `free_bytes`, and keeps all experts if they fit; of another
+    budget a draft takes `draft_bytes`.
 
     Raises ConfigError for policies that cannot work here or a budget below one expert a layer before anything is read,
     StoreError or CheckpointError for files that cannot be read.
@@ -38,20 +42,20 @@ def make_bank(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, 
     if memory.kind == "all":
         return _resident(checkpoint, dtype)
     tiers = plan_tiers(Shelf(checkpoint.spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
-    num_slots = tiers.above.slots(memory, free_bytes=free_bytes)
+    num_slots = slots_beside_draft(tiers.above, memory, draft_bytes, free_bytes=free_bytes)
     if memory.kind == "auto" and num_slots == tiers.above.num_experts:
         return _resident(checkpoint, dtype)
-    return open_bank(OffloadedBank, tiers, config, num_slots)
+    return open_bank(OffloadedBank, tiers, config, num_slots, draft_bytes=draft_bytes)
 
 
-def open_bank(kind: type[Bank], tiers: TierPlan, config: EngineConfig, num_slots: int) -> Bank:
+def open_bank(kind: type[Bank], tiers: TierPlan, config: EngineConfig, num_slots: int, *, draft_bytes: int = 0) -> Bank:
     """A bank of the experts of `tiers`, with `num_slots` over all layers. Raises as make_bank does."""
     shelf, spec = tiers.above, tiers.above.spec
     policy = live_policy(config, tiers.tiers)
     router = spec.moe(spec.moe_layers[0]).router
     geometry = Geometry(layers=spec.moe_layers, num_experts=router.num_experts, top_k=router.top_k)
     policies = policy.build(geometry, seed=config.seed)
-    max_slots = most_slots(shelf, config, num_slots)
+    max_slots = most_slots(shelf, config, num_slots, draft_bytes)
     floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
     store, in_place = open_tiers(tiers, poison=poison)
     if config.expert_link is not None:
@@ -73,19 +77,22 @@ def open_bank(kind: type[Bank], tiers: TierPlan, config: EngineConfig, num_slots
         raise
 
 
-def most_slots(shelf: Shelf, config: EngineConfig, num_slots: int) -> int:
+def most_slots(shelf: Shelf, config: EngineConfig, num_slots: int, draft_bytes: int = 0) -> int:
     """That the engine may grow to from `num_slots`. Raises ConfigError when they are more than that."""
     if config.expert_memory_max is None:
         return num_slots
     field = "expert_memory_max"
-    most = shelf.slots(ExpertMemory.parse(config.expert_memory_max, field), free_bytes=0, field=field)
+    memory = ExpertMemory.parse(config.expert_memory_max, field)
+    most = slots_beside_draft(shelf, memory, draft_bytes, free_bytes=0, field=field)
     if most < num_slots:
         limit = f"at least expert_memory: {num_slots} slots over all layers, these are {most}"
         raise ConfigError(field, config.expert_memory_max, limit)
     return most
 
 
-def resize(bank: OffloadedBank, checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, memory: str) -> int:
+def resize(
+    bank: OffloadedBank, checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, draft_bytes: int, memory: str
+) -> int:
     """The bank that make_bank made of the rest gets the slots that `memory` buys: how many, over all layers.
 
     Raises ConfigError beyond `expert_memory_max` and below one slot a layer.
@@ -94,7 +101,8 @@ def resize(bank: OffloadedBank, checkpoint: Checkpoint, config: EngineConfig, dt
     if wanted.kind == "auto":
         raise ConfigError("expert_memory", memory, "a size: what is free is known before an engine loads")
     tiers = plan_tiers(Shelf(checkpoint.spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
-    num_slots, most = tiers.above.slots(wanted, free_bytes=0), most_slots(tiers.above, config, 0)
+    num_slots = slots_beside_draft(tiers.above, wanted, draft_bytes, free_bytes=0)
+    most = most_slots(tiers.above, config, 0, draft_bytes)
     if num_slots > most:
         limit = f"up to expert_memory_max: {most} slots over all layers, these are {num_slots}"
         raise ConfigError("expert_memory", memory, limit)

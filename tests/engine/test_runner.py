@@ -88,7 +88,7 @@ def test_a_prompt_chunk_samples_nothing_but_reports_lost_experts() -> None:
 def test_resident_experts_cannot_fail_so_nothing_is_saved() -> None:
     kv = KVCache(SPEC, num_rows=64, num_states=4, dtype=torch.float32)
     runner = Runner(Summing(), kv, ResidentBank(SPEC, lambda *_: None), INFO)  # type: ignore[arg-type, return-value]
-    assert runner._fragile_layers == []
+    assert not runner._states
 
 
 def test_the_decoder_hears_how_long_the_prompts_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ LONGEST, SHORTEST = 3, 1  # tokens of the sequence's end that must have come bef
 class NgramDraft:
     """Continues the latest earlier occurrence of the last tokens, the longest such end first, in prompt and answer."""
 
-    nbytes = 0
-
     def __init__(self) -> None:
         self._indices: dict[str, _Index] = {}
 

@@ -25,11 +25,6 @@ class Proposal:
 class Drafter(Protocol):
     """Sequences are told apart by their spans' `request_id`."""
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes beside the model's own."""
-        ...
-
     def propose(self, spans: Sequence[SpanPlan], known: Sequence[Sequence[int]], limits: Sequence[int]) -> Proposal:
         """Up to limits[i] >= 0 tokens to come after known[i], all tokens of the sequence of span i so far.
 

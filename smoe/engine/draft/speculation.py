@@ -46,10 +46,6 @@ class Speculation:
         self._drafter, self._pace, self._clock = drafter, pace, clock
         self._known: dict[str, list[int]] = {}
 
-    @property
-    def nbytes(self) -> int:
-        return self._drafter.nbytes
-
     def open(self, plan: StepPlan) -> Window:
         """Drafts for the spans that may be answered by more than one token."""
         began = self._clock()
