@@ -25,6 +25,7 @@ from smoe.offload.link_rate import LinkRate
 from smoe.offload.outputs import Ids, Outputs
 from smoe.offload.planner import PlannedPass, Planner
 from smoe.offload.policies.protocols import Array, Costs, Key, MissDecision, PolicySet, Routing
+from smoe.offload.pools import SecondCore
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import LinkStats, Store
 from smoe.offload.transfer import Arrival, Transfers
@@ -52,6 +53,7 @@ class OffloadedBank:
         in_place: InPlace | None = None,
         costs: Costs | None = None,
         copies: CopyEngine | None = None,
+        beside: SecondCore | None = None,
         plan_order: PlanOrder = "deadline",
         max_planned: int | None = None,
         poison: bool = False,
@@ -62,7 +64,8 @@ class OffloadedBank:
         `max_background`, `pause_share`, `plan_order` and `max_planned` as Planner has them. `in_place` is needed by
         miss policies that compute there; what they compare is measured, unless `costs` says it. `copies`, of a store
         whose copies into slots may overtake what computes from them, hears when a slot has been used for the last time.
-        `poison` fills slots and outputs that hold nothing yet with NaN.
+        `beside` computes what is computed in place while all else of a layer goes on, instead of between; it is not
+        closed. `poison` fills slots and outputs that hold nothing yet with NaN.
         """
         spec = shelf.spec
         self._layers = spec.moe_layers
@@ -71,7 +74,7 @@ class OffloadedBank:
         self._arena = Arena(max_slots, shelf.slot_bytes, poison=poison)
         self._residency = Residency(num_slots, spec.moe_layers, policies.eviction, floor=floor, max_slots=max_slots)
         self._in_place, self._costs = in_place, MeasuredCosts()
-        self._copies = copies
+        self._copies, self._beside = copies, beside
         self._measures = policies.miss.computes and costs is None
         self._planner = Planner(
             self._residency,
@@ -254,16 +257,23 @@ class OffloadedBank:
 
     def _compute_in_waves(self, run: PlannedPass, x_TD: torch.Tensor, ids_TK: torch.Tensor) -> torch.Tensor:
         ids, pairs_TKD = ids_TK.numpy(), self._outputs.begin(x_TD, ids_TK)
-        if run.hits:
-            self._compute(x_TD, ids, run.hits, pairs_TKD)
-        self._begin(run.retire_hits())
-        if run.in_place:
-            self._compute_in_place(run, x_TD, ids, pairs_TKD)
-        while run.unfinished:
-            views = self._take(run)
-            if views:
-                self._compute(x_TD, ids, views, pairs_TKD)
-                self._begin(run.retire(views))
+        beside = None
+        if run.in_place and self._beside is not None:
+            beside = self._beside.begin(lambda: self._compute_in_place(run, x_TD, ids, pairs_TKD))
+        try:
+            if run.hits:
+                self._compute(x_TD, ids, run.hits, pairs_TKD)
+            self._begin(run.retire_hits())
+            if run.in_place and beside is None:
+                self._computed_in_place(run, *self._compute_in_place(run, x_TD, ids, pairs_TKD))
+            while run.unfinished:
+                views = self._take(run)
+                if views:
+                    self._compute(x_TD, ids, views, pairs_TKD)
+                    self._begin(run.retire(views))
+        finally:
+            if beside is not None:
+                self._computed_in_place(run, *beside.result())
         if self._measures:
             self._measure_link()
         return pairs_TKD
@@ -271,7 +281,11 @@ class OffloadedBank:
     def _compute(self, x_TD: torch.Tensor, ids: Ids, views: Sequence[View], pairs_TKD: torch.Tensor) -> None:
         for view in views:
             self._residency.check(view)
+        started = time.perf_counter()
         self._outputs.compute(x_TD, ids, views, pairs_TKD)
+        if self._measures:
+            rows = int(np.isin(ids, [view.expert for view in views]).sum())
+            self._costs.computed_from_slots(len(views), rows, time.perf_counter() - started)
         self._used([view.slot for view in views])
 
     def _used(self, slots: Sequence[int]) -> None:
@@ -279,12 +293,19 @@ class OffloadedBank:
             for slot in slots:
                 self._copies.used(slot)
 
-    def _compute_in_place(self, run: PlannedPass, x_TD: torch.Tensor, ids: Ids, pairs_TKD: torch.Tensor) -> None:
+    def _compute_in_place(
+        self, run: PlannedPass, x_TD: torch.Tensor, ids: Ids, pairs_TKD: torch.Tensor
+    ) -> tuple[int, float]:
+        """Rows and seconds. May run beside all else of the pass."""
         assert self._in_place is not None
         started = time.perf_counter()
         rows = self._outputs.compute_in_place(self._in_place, run.layer, x_TD, ids, run.in_place, pairs_TKD)
+        return rows, time.perf_counter() - started
+
+    def _computed_in_place(self, run: PlannedPass, rows: int, elapsed_s: float) -> None:
+        assert self._in_place is not None
         self._in_place.release()
-        self._costs.computed(len(run.in_place), rows, time.perf_counter() - started)
+        self._costs.computed(len(run.in_place), rows, elapsed_s)
 
     def _measure_link(self) -> None:
         """By all that has arrived since the last time, when something has."""

@@ -15,6 +15,7 @@ from smoe.offload.in_place import InPlace
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.protocols import Costs, PolicySet
 from smoe.offload.policies.spec import parse_policies
+from smoe.offload.pools import SecondCore
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import DiskStore, Store
 
@@ -84,6 +85,7 @@ class ExpertFiles:
         max_slots: int | None = None,
         in_place: InPlace | None = None,
         costs: Costs | None = None,
+        beside: SecondCore | None = None,
         plan_order: PlanOrder = "deadline",
         max_planned: int | None = None,
         poison: bool = True,
@@ -107,6 +109,7 @@ class ExpertFiles:
             floor=slots_a_layer if floor is None else floor,
             in_place=in_place,
             costs=costs,
+            beside=beside,
             plan_order=plan_order,
             max_planned=max_planned,
             poison=poison,
