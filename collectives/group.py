@@ -51,7 +51,7 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def open(self, purpose: str) -> Transfer:
-        """Several may be open at once, of different purposes."""
+        """Several may be open at once; of those of one purpose, messages between two ranks keep their order."""
         ...
 
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str) -> Tensor:

@@ -6,7 +6,7 @@ Shapes: R rows, D hidden, K choices a row.
 
 import torch
 
-from smoe.collectives.dispatch import Compute, Dispatched
+from smoe.collectives.dispatched import Compute, Dispatched
 
 Tensor = torch.Tensor
 

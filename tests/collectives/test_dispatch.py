@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoe.collectives.chunks import Chunks
 from smoe.collectives.dispatch import Dispatched, Dispatcher
 from smoe.collectives.group import SoloGroup
 from smoe.collectives.message import HEAD_BYTES, Layout
@@ -69,7 +70,7 @@ def both_ways(
     dedup=st.booleans(),
     to_one=st.booleans(),
     messages=st.booleans(),
-    overlap_rows=st.sampled_from([None, 0, 3]),
+    chunks=st.sampled_from([Chunks(), Chunks(overlap_rows=0), Chunks(2, 2), Chunks(1, None)]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     hidden=st.sampled_from([5, 6]),
 )
@@ -80,7 +81,7 @@ def test_every_way_gives_the_bits_of_the_slow_reference(
     dedup: bool,
     to_one: bool,
     messages: bool,
-    overlap_rows: int | None,
+    chunks: Chunks,
     dtype: torch.dtype,
     hidden: int,
 ) -> None:
@@ -88,7 +89,7 @@ def test_every_way_gives_the_bits_of_the_slow_reference(
     size, experts = len(rows), 8
     device_of = torch.zeros(experts, dtype=torch.int64) if to_one else torch.arange(experts) * size // experts
     made = [make_rank(count, experts, choices, seed + rank, dtype, hidden) for rank, count in enumerate(rows)]
-    answers = both_ways(made, device_of, messages=messages, dedup=dedup, overlap_rows=overlap_rows)
+    answers = both_ways(made, device_of, messages=messages, dedup=dedup, chunks=chunks)
     sends = 0
     for rank, (found, slow, seen, _) in enumerate(answers):
         assert torch.equal(found, slow)
@@ -114,7 +115,7 @@ def test_many_rows_for_one_expert_and_bytes_are_a_formula_of_the_rows_sent(messa
         x = made[rank][0]
         torch.testing.assert_close(found, x.flip(0) + x * 8 + 7)
         traffic = group.ledger.all_traffic()
-        told = HEAD_BYTES * (size - 1)
+        told = HEAD_BYTES * (size - 1) * Chunks().count(rows)
         assert traffic["dispatch"].wire == (0 if rank == 2 else rows) * row_bytes + (told if messages else 0)
         assert traffic["combine"].wire == (2 * rows * HIDDEN * 4 if rank == 2 else 0)
         assert group.ledger.traffic("sizes").wire == (0 if messages else told)
@@ -139,7 +140,7 @@ def test_rows_that_stay_are_neither_packed_nor_sent() -> None:
 def test_bf16_rows_keep_their_bits_on_the_way() -> None:
     x, _, _ = make_rank(5, 8, 1, 0, torch.bfloat16)
     made = [(x, torch.arange(5, dtype=torch.int32).view(5, 1), torch.ones(5, 1))] * 2
-    for rank, (_, _, seen, _) in enumerate(both_ways(made, torch.arange(8) % 2, overlap_rows=None)):
+    for rank, (_, _, seen, _) in enumerate(both_ways(made, torch.arange(8) % 2, chunks=Chunks(overlap_rows=None))):
         mine = [i for i in range(5) if i % 2 == rank]
         (joined,) = seen
         assert joined.ids_NK.flatten().tolist() == mine * 2
@@ -179,7 +180,7 @@ def test_few_rows_at_a_time_give_the_same_sums_and_never_more_than_fit(rows: tup
     """Ranks need unequal numbers of rounds, and all take part until the last is done."""
     made = [make_rank(count, 8, 4, seed=rank) for rank, count in enumerate(rows)]
     device_of = torch.tensor([0, 1, 2, 0, 1, 2, 2, 2])
-    for found, slow, seen, group in both_ways(made, device_of, messages=messages, max_rows=2, overlap_rows=None):
+    for found, slow, seen, group in both_ways(made, device_of, messages=messages, chunks=Chunks(2, None)):
         assert torch.equal(found, slow)
         assert max((len(part.x_ND) for part in seen), default=0) <= 2 * 3
         assert group.ledger.traffic("dispatch").calls == -(-max(rows) // 2)
@@ -189,5 +190,5 @@ def test_a_rank_alone_computes_all_at_once_or_in_rounds() -> None:
     x, ids, weights = make_rank(5, 8, 3, seed=1)
     here = torch.zeros(5, 3, dtype=torch.int64)
     for max_rows in (2, 4096):
-        found = Dispatcher(SoloGroup(), max_rows=max_rows).apply(x, ids, weights, here, x, sums_of)
+        found = Dispatcher(SoloGroup(), chunks=Chunks(max_rows)).apply(x, ids, weights, here, x, sums_of)
         assert torch.equal(found, slow_apply(x, ids, weights, here, x, sums_of))

@@ -1,7 +1,7 @@
 """Ranks as threads of this process: a Group without sockets, for tests of what is built on groups."""
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,20 +23,13 @@ class World:
         self.barrier = threading.Barrier(len(ranks), timeout=60)
         self.posted: list[Any] = [None] * len(ranks)
         self.arrival = threading.Condition()
-        self.mail: dict[tuple[int, int, str], list[Tensor]] = defaultdict(list)
+        self.mail: dict[tuple[int, int], deque[tuple[str, Tensor]]] = defaultdict(deque)
         self.broken = False
 
-    def put(self, key: tuple[int, int, str], message: Tensor) -> None:
+    def put(self, source: int, target: int, tag: str, message: Tensor) -> None:
         with self.arrival:
-            self.mail[key].append(message)
+            self.mail[source, target].append((tag, message))
             self.arrival.notify_all()
-
-    def take(self, key: tuple[int, int, str]) -> Tensor:
-        with self.arrival:
-            there = self.arrival.wait_for(lambda: self.mail[key] or self.broken, timeout=60)
-            if not there or not self.mail[key]:
-                raise threading.BrokenBarrierError
-            return self.mail[key].pop(0)
 
     def abort(self) -> None:
         self.barrier.abort()
@@ -45,19 +38,50 @@ class World:
             self.arrival.notify_all()
 
 
-class ThreadTransfer:
-    """Messages go into rooms only when they are waited for, so that what is read too early is not there."""
+class Inbox:
+    """What one rank has asked for. As on a connection: messages of one rank come one behind the other, and one that
+    nobody has asked for yet holds up those behind it; they go into their rooms only while something is waited for."""
 
-    def __init__(self, world: World, rank: int, purpose: str, count: Callable[[list[int]], None]) -> None:
-        self._world, self._rank, self._purpose, self._count = world, rank, purpose, count
-        self._rooms: dict[int, Tensor] = {}
+    def __init__(self, world: World, rank: int) -> None:
+        self._world, self._rank = world, rank
+        self._rooms: dict[tuple[int, str], deque[Tensor]] = defaultdict(deque)
+        self._asked: dict[tuple[int, str], int] = defaultdict(int)
+        self._came: dict[tuple[int, str], int] = defaultdict(int)
+
+    def ask(self, source: int, tag: str, room: Tensor) -> int:
+        self._rooms[source, tag].append(room)
+        self._asked[source, tag] += 1
+        return self._asked[source, tag]
+
+    def wait(self, source: int, tag: str, number: int) -> None:
+        with self._world.arrival:
+            if not self._world.arrival.wait_for(lambda: self._has(source, tag, number) or self._world.broken, 60):
+                raise AssertionError(f"rank {self._rank} waits for {tag} {number} of {source} for ever")
+        if self._came[source, tag] < number:
+            raise threading.BrokenBarrierError
+
+    def _has(self, source: int, tag: str, number: int) -> bool:
+        for place in range(len(self._world.ranks)):
+            waiting = self._world.mail[place, self._rank]
+            while waiting and self._rooms[place, waiting[0][0]]:
+                name, message = waiting.popleft()
+                room = self._rooms[place, name].popleft()
+                room.flatten().view(torch.uint8)[: len(message)].copy_(message)
+                self._came[place, name] += 1
+        return self._came[source, tag] >= number
+
+
+class ThreadTransfer:
+    def __init__(self, inbox: Inbox, world: World, rank: int, purpose: str, count: Callable[[list[int]], None]) -> None:
+        self._inbox, self._world, self._rank, self._purpose, self._count = inbox, world, rank, purpose, count
+        self._numbers: dict[int, int] = {}
         self._sent = [0] * len(world.ranks)
 
     def receive(self, place: int, room: Tensor) -> None:
         assert place != self._rank
-        assert place not in self._rooms
+        assert place not in self._numbers
         assert room.is_contiguous()
-        self._rooms[place] = room
+        self._numbers[place] = self._inbox.ask(place, self._purpose, room)
 
     def send(self, place: int, rows: Tensor) -> None:
         assert place != self._rank
@@ -65,14 +89,13 @@ class ThreadTransfer:
         assert rows.is_contiguous()
         assert rows.nbytes
         self._sent[place] = rows.nbytes
-        self._world.put((self._rank, place, self._purpose), rows.clone().flatten().view(torch.uint8))
+        self._world.put(self._rank, place, self._purpose, rows.clone().flatten().view(torch.uint8))
 
     def arrived(self, place: int) -> None:
-        message = self._world.take((place, self._rank, self._purpose))
-        self._rooms.pop(place).flatten().view(torch.uint8)[: len(message)].copy_(message)
+        self._inbox.wait(place, self._purpose, self._numbers.pop(place))
 
     def finish(self) -> None:
-        for place in list(self._rooms):
+        for place in list(self._numbers):
             self.arrived(place)
         self._count(self._sent)
 
@@ -82,7 +105,7 @@ class ThreadGroup:
 
     def __init__(self, world: World, rank: int, ledger: Ledger, *, messages: bool = True) -> None:
         self.rank, self.ranks, self.ledger, self._world = rank, world.ranks, ledger, world
-        self.messages = messages
+        self.messages, self._inbox = messages, Inbox(world, rank)
 
     @property
     def size(self) -> int:
@@ -90,7 +113,7 @@ class ThreadGroup:
 
     def open(self, purpose: str) -> ThreadTransfer:
         assert self.messages
-        return ThreadTransfer(self._world, self.rank, purpose, partial(self._count, purpose))
+        return ThreadTransfer(self._inbox, self._world, self.rank, purpose, partial(self._count, purpose))
 
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str) -> Tensor:
         assert len(send) == len(receive) == self.size

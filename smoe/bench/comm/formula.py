@@ -4,7 +4,7 @@ The experts of every row are what the routers chose, counted apart from anything
 experts a row, h bytes of a hidden state; over all ranks together.
 
     reduce     (G - 1) T h, twice for an all-reduce        gather   (G - 1) T h
-    dispatch   n h, k (2 + 4) n bytes of ids and weights, and 16 bytes from each rank to each other      combine   n h
+    dispatch   n h, k (2 + 4) n bytes of ids and weights, 16 a message           combine   n h
     n = k T (1 - LAR), or with de-duplication a row for each pair of a row and another rank that it needs
 
 On top, and small: where the chain of devices is followed, one more value with each gathered row.
@@ -17,6 +17,7 @@ import numpy as np
 
 from smoe.bench.comm.cases import Case
 from smoe.clustering.traffic import RINGS, count_pass
+from smoe.collectives.chunks import Chunks
 from smoe.collectives.message import HEAD_BYTES, Layout
 from smoe.core.placement import Array, Placement
 
@@ -46,13 +47,14 @@ def by_formula(
 
     ranks, layers = len(ids), placement.layers
     row = hidden * dtype_bytes
-    activations = remote = remote_rows = busiest = 0
+    activations = remote = remote_rows = busiest = messages = 0
     total_rows = choices = 0
     for index, layer in enumerate(layers):
         own = [rank_ids[layer] for rank_ids in ids]
         at = np.repeat(np.arange(ranks), [len(each) for each in own])
         counted = count_pass(np.concatenate(own), placement.on_device[index], at)
         total_rows, choices = len(at), own[0].shape[1]
+        messages += sum(Chunks().count(len(each)) for each in own)
         activations += len(at) * choices
         remote += counted.remote_activations
         remote_rows += counted.remote_rows
@@ -67,7 +69,7 @@ def by_formula(
     rings = RINGS["allreduce" if case.schedule == "allreduce" else "scatter"]
     wire = {
         "reduce": float((rings - 1) * ring),
-        "dispatch": sent * layout.row_bytes + HEAD_BYTES * ranks * (ranks - 1),
+        "dispatch": sent * layout.row_bytes + HEAD_BYTES * (ranks - 1) * messages / len(layers),
         "combine": sent * row,
         "gather": float(ring + told),
     }

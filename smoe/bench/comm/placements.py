@@ -17,7 +17,7 @@ from smoe.core.route_edit import split
 from smoe.core.route_trace import RouteTrace
 
 _FIT = 0.75
-_BALANCE = Balance(theta=0.001, max_load=1.35)
+_BALANCE = Balance(theta=0.001, max_load=1.1)
 CONTEXT = 16
 """Tokens before the one that a decode step adds: attention is not what is measured."""
 
