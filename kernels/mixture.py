@@ -11,17 +11,19 @@ from torch import Tensor, empty_like, get_num_threads
 from smoe.kernels import native
 from smoe.kernels.combine import fit_residual, moe_combine, moe_combine_ref
 from smoe.kernels.native import DTYPE_CODES
+from smoe.kernels.routing.launch import use_triton
 from smoe.kernels.slots import SlotTable
 
 
 def moe_pairs(x_TD: Tensor, slots_TK: Tensor, table: SlotTable[Any], pairs_TKD: Tensor) -> None:
     """Writes the unweighted expert output of each pair with slot >= 0 into pairs_TKD f32; others stay untouched.
 
-    slots_TK i32. LookupError for an empty slot, IndexError for one outside of the table; nothing is written then.
+    slots_TK i32. LookupError for an empty slot, IndexError for one outside of the table; nothing is written then. On a
+    GPU nobody looks: an empty slot gives NaN, one outside of the table is left out.
     """
     call = table.entry(x_TD, slots_TK)
     if call is None:
-        return moe_pairs_ref(x_TD, slots_TK, table, pairs_TKD)
+        return _pairs_without_library(x_TD, slots_TK, table, pairs_TKD)
     if pairs_TKD.dtype is not torch.float32 or not pairs_TKD.is_contiguous():
         raise ValueError("moe_pairs: pairs must be contiguous fp32")
     if pairs_TKD.shape != (*slots_TK.shape, table.hidden):
@@ -59,7 +61,7 @@ def moe(
     call = table.entry(x_TD, slots_TK)
     if call is None:
         pairs_TKD = torch.empty(*slots_TK.shape, table.hidden, device=x_TD.device)
-        moe_pairs_ref(x_TD, slots_TK, table, pairs_TKD)
+        _pairs_without_library(x_TD, slots_TK, table, pairs_TKD)
         return moe_combine(pairs_TKD, ids_TK.masked_fill(slots_TK < 0, -1), weights_TK, x_TD.dtype, residual)
     num_rows, num_choices = slots_TK.shape
     if ids_TK.dtype is not torch.int32 or weights_TK.dtype is not torch.float32:
@@ -89,6 +91,15 @@ def moe(
     if status:
         native.fail(status)
     return y_TD
+
+
+def _pairs_without_library(x_TD: Tensor, slots_TK: Tensor, table: SlotTable[Any], pairs_TKD: Tensor) -> None:
+    if use_triton(x_TD):
+        from smoe.kernels.triton_moe.pairs import device_pairs
+
+        if device_pairs(x_TD, slots_TK, table, pairs_TKD):
+            return
+    moe_pairs_ref(x_TD, slots_TK, table, pairs_TKD)
 
 
 def moe_pairs_ref(x_TD: Tensor, slots_TK: Tensor, table: SlotTable[Any], pairs_TKD: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 A body is a plain function at module level, so that importing it needs no Triton. It finds `tl` in its module's globals,
 which the first launch puts there. Annotations are names of `tl` and, by the future import, not evaluated before: Triton
-looks them up in the source.
+looks them up in the source. What bodies share is a `device_function`, compiled with the body that names it.
 """
 
 import inspect
@@ -19,6 +19,15 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_BLOCK = 4096
 # Parameters that change from step to step: a kernel of its own where one is 1 or a multiple of 16 would stall a step.
 VARYING = frozenset({"num_entries", "num_rows", "num_values", "chunk"})
+
+
+_device_functions: set[Callable[..., Any]] = set()
+
+
+def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function that bodies call by its own name."""
+    _device_functions.add(function)
+    return function
 
 
 def use_triton(tensor: Tensor) -> bool:
@@ -39,13 +48,21 @@ def launch(body: Callable[..., None], grid: tuple[int, ...], on: Tensor, *args: 
         compiled(body)[grid](*args, **constants)
 
 
-@cache
 def compiled(body: Callable[..., None]) -> Any:
     """The body as a Triton kernel."""
+    return _jit(body)
+
+
+@cache
+def _jit(body: Callable[..., None]) -> Any:
     import triton
     import triton.language as tl
 
-    body.__globals__["tl"] = tl
+    names = body.__globals__
+    names["tl"] = tl
+    for name in body.__code__.co_names:
+        if inspect.isfunction(names.get(name)) and names[name] in _device_functions:
+            names[name] = _jit(names[name])
     varying = [name for name in inspect.signature(body).parameters if name in VARYING]
     return triton.jit(body, do_not_specialize=varying)
 

@@ -6,31 +6,21 @@ multiply-add of two types.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from smoe.kernels import moe_combine
 from smoe.kernels.routing import launch
 from smoe.kernels.routing.align import rank_in_group
 from smoe.kernels.routing.bins import sort_by_bin
 from smoe.kernels.routing.dispatch import DispatchPlan, needed_devices, pack_choices, plan_dispatch, sum_places
-from smoe.kernels.routing.launch import VARYING, compiled
 from smoe.kernels.routing.lookup import LayerTables, lookup, majority_device
 from smoe.kernels.routing.reduce import permute_reduce, reduce_chunks
 from smoe.kernels.routing.rows import gather_rows, scatter_rows
+from tests.kernels.compiling import compile_into
 
 pytestmark = pytest.mark.skipif(launch.INTERPRETED, reason="compiles instead of interpreting")
-TYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.int16: "i16",
-    torch.bool: "i1",
-    torch.int64: "i64",
-}
 X, IDS = torch.zeros(6, 40, dtype=torch.bfloat16), torch.zeros(6, 3, dtype=torch.int32)
 WEIGHTS, FIRST = torch.zeros(6, 3), IDS[:, 0].contiguous()
 PLAN = DispatchPlan(counts_G=FIRST, offsets=FIRST, row_S=FIRST, device_S=FIRST, place_TG=IDS)
@@ -58,39 +48,11 @@ CALLS: dict[str, Callable[[], object]] = {
 }
 
 
-class Compiler:
-    """Stands where kernels start: compiles what would run, and notes what came out."""
-
-    def __init__(self, body: Callable[..., None], capability: int, made: list[str]) -> None:
-        self.body, self.capability, self.made = body, capability, made
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        assert all(size > 0 for size in grid)
-        return self.compile
-
-    def compile(self, *args: Any, num_warps: int = 4, enable_fp_fusion: bool, **constants: Any) -> None:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
-        function = compiled(self.body)
-        named = dict(zip(function.arg_names, args, strict=False))
-        # A launch makes a kernel of its own for ints that are 1.
-        constants |= {n: 1 for n, a in named.items() if isinstance(a, int) and a == 1 and n not in VARYING}
-        types = {n: f"*{TYPES.get(a.dtype, 'i32')}" if isinstance(a, Tensor) else "i32" for n, a in named.items()}
-        signature = types | dict.fromkeys(constants, "constexpr")
-        options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
-        source, target = ASTSource(function, signature, constants), GPUTarget("cuda", self.capability, 32)
-        self.made.append(triton.compile(source, target=target, options=options).asm["ptx"])
-
-
 @pytest.fixture(params=[80, 90])
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """What the calls of a test compiled."""
     made: list[str] = []
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(launch, "INTERPRETED", True)
-    monkeypatch.setattr(launch, "compiled", lambda body: Compiler(body, int(request.param), made))
+    compile_into(made, int(request.param), monkeypatch, tmp_path)
     return made
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels pass this folder's tests in Triton's interpreter; a launch loads Triton, an import does not."""
+"""The Triton kernels pass the tests of their folders in Triton's interpreter; a launch loads Triton, an import does not."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from smoe.kernels.routing.launch import INTERPRETED
 
 ROOT = Path(__file__).parents[3]
+FOLDERS = ("routing", "triton_moe")
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets")
@@ -24,7 +25,7 @@ def test_kernels_in_the_interpreter() -> None:
         "no:cacheprovider",
         "-p",
         "no:xdist",
-        str(Path(__file__).parent),
+        *(str(ROOT / "tests" / "kernels" / folder) for folder in FOLDERS),
     ]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -33,8 +34,8 @@ def test_kernels_in_the_interpreter() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
 def test_importing_loads_no_triton() -> None:
-    modules = sorted(path.stem for path in (ROOT / "kernels" / "routing").glob("[a-z]*.py"))
-    imports = "; ".join(f"import smoe.kernels.routing.{module}" for module in modules)
+    files = [(folder, path.stem) for folder in FOLDERS for path in (ROOT / "kernels" / folder).glob("[a-z]*.py")]
+    imports = "; ".join(f"import smoe.kernels.{folder}.{module}" for folder, module in sorted(files))
     code = f"import sys; {imports}; import smoe.kernels.combine; print('triton' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False", done.stderr
