@@ -11,7 +11,7 @@ import secrets
 import socket
 import struct
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
 
@@ -35,10 +35,7 @@ class Channel:
         # Messages are small and each is awaited: with Nagle's algorithm a reply could wait for an acknowledgement.
         with socket.socket(fileno=os.dup(connection.fileno())) as handle:
             handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if stall_s is not None:
-                limit = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
-                handle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-                handle.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            _limit(handle, stall_s)
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -75,6 +72,23 @@ class Door:
             self._listener.close()
 
 
-def connect(address: Address, stall_s: float | None = None) -> Channel:
-    """Raises OSError when nobody listens."""
-    return Channel(Client((address.host, address.port), "AF_INET", authkey=address.key), stall_s)
+def connect(address: Address, stall_s: float | None = None, *, handshake_s: float | None = None) -> Channel:
+    """Raises OSError when nobody listens, or has not proved within `handshake_s` that it is who it should be."""
+    with socket.create_connection((address.host, address.port), timeout=handshake_s) as handle:
+        handle.settimeout(None)
+        _limit(handle, handshake_s)
+        connection = Connection(handle.detach())
+    try:
+        answer_challenge(connection, address.key)
+        deliver_challenge(connection, address.key)
+    except BaseException:
+        connection.close()
+        raise
+    return Channel(connection, stall_s)
+
+
+def _limit(handle: socket.socket, stall_s: float | None) -> None:
+    """For each read and each write; none: they wait for ever."""
+    limit = struct.pack("ll", int(stall_s or 0), int((stall_s or 0) % 1 * 1e6))
+    handle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    handle.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

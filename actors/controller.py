@@ -1,7 +1,7 @@
 """The life of a group of shards, decided without Ray: what happened goes in, what to do next comes out.
 
     starting --ShardsLoaded--> running --ShardsDied--> restarting --ShardsLoaded--> running
-        |                         |                        |
+        |                         |                        |  +--StartLost--> restarting
         +--StartFailed--> failed <+--EngineDied, or too many deaths, or StartFailed
 
 Everything or nothing: no state has some shards of a group running. Each attempt has a generation; what an older
@@ -54,9 +54,18 @@ class ShardsLoaded:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """Placement timed out, a shard failed to load or died while loading, or the engine refused what it was given."""
+    """Placement timed out, a shard failed to load, or the engine refused what it was given."""
 
     generation: int
+    error: SmoeError
+
+
+@dataclass(frozen=True, slots=True)
+class StartLost:
+    """A shard died, or fell silent, while it was loaded or attached: what may not happen again."""
+
+    generation: int
+    at_s: float
     error: SmoeError
 
 
@@ -77,7 +86,7 @@ class Stop:
     pass
 
 
-Event = Begin | PlacementReady | ShardsLoaded | StartFailed | ShardsDied | EngineDied | Stop
+Event = Begin | PlacementReady | ShardsLoaded | StartFailed | StartLost | ShardsDied | EngineDied | Stop
 
 
 # Actions: what to do next. ------------------------------------------------------------------------------------------
@@ -141,6 +150,9 @@ def decide(
             return replace(state, phase="running"), (Attach(generation),)
         case StartFailed(generation, error) if generation == state.generation and state.phase != "failed":
             return _fail(state, error)
+        case StartLost(generation, at_s, error) if generation == state.generation and state.phase != "failed":
+            # The first time nobody knows yet that it can be loaded at all.
+            return _fail(state, error) if generation == 1 else _restart(state, at_s, str(error), limits)
         case ShardsDied(generation, at_s, cause) if generation == state.generation and state.phase == "running":
             return _restart(state, at_s, cause, limits)
         case EngineDied(cause) if state.phase != "failed":

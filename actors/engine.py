@@ -15,7 +15,7 @@ from smoe.actors.links import Link, ShardsLost
 from smoe.actors.outcome import Failed, attempt, one_line
 from smoe.actors.shard import ShardReady
 from smoe.core.config import EngineConfig
-from smoe.core.errors import RequestError
+from smoe.core.errors import CollectiveError, RequestError
 from smoe.core.model_info import ModelInfo
 from smoe.core.placement import Placement
 from smoe.core.request import Delta, Request
@@ -124,7 +124,10 @@ class Engine:
     def _attach(self, ready: ShardReady, make_link: Callable[[], Link]) -> None:
         if self._link is not None:
             self._link.close()
-        self._link = make_link()
+        try:
+            self._link = make_link()
+        except ShardsLost as error:
+            raise CollectiveError(str(error)) from error
         executor = RayExecutor(ready, self._link, ranks_per_group=self._config.parallel.tensor_parallel_size)
         if self._core is None:
             from smoe.engine.build import build_core

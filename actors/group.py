@@ -25,19 +25,20 @@ from smoe.actors.controller import (
     ShardsDied,
     ShardsLoaded,
     StartFailed,
+    StartLost,
     StartShards,
 )
 from smoe.actors.demand import shortage
 from smoe.actors.health import HealthPolls
-from smoe.actors.links import CompiledLink, Link, LinkLimits, SocketLink
+from smoe.actors.links import ATTACH_S, CompiledLink, Link, LinkLimits, SocketLink
 from smoe.actors.nodes import living_nodes
-from smoe.actors.outcome import Failed, one_line
+from smoe.actors.outcome import Failed, Gone, one_line
 from smoe.actors.remote import EngineActor, ShardActor
 from smoe.actors.shard import Build, ShardReady
 from smoe.collectives.world import WorldPlan
 from smoe.core.cluster_config import Strategy
 from smoe.core.config import EngineConfig
-from smoe.core.errors import SmoeError, StartupError
+from smoe.core.errors import CollectiveError, SmoeError, StartupError
 
 log = logging.getLogger(__name__)
 EXIT_TIMEOUT_S = 30.0
@@ -172,7 +173,7 @@ class Group:
             return StartFailed(generation, lost)
         worlds = self._worlds()
         if isinstance(worlds, Failed):
-            return StartFailed(generation, worlds.error)
+            return _not_started(generation, worlds)
         loads = {
             shard.load.remote(world): rank for rank, (shard, world) in enumerate(zip(self._shards, worlds, strict=True))
         }
@@ -181,7 +182,7 @@ class Group:
             done, waiting = ray.wait(waiting, num_returns=1)
             outcome = self._outcome(done[0], f"shard {loads[done[0]]} died while loading")
             if isinstance(outcome, Failed):
-                return StartFailed(generation, outcome.error)
+                return _not_started(generation, outcome)
             if loads[done[0]] == 0:
                 self._ready = outcome
         return ShardsLoaded(generation)
@@ -201,10 +202,12 @@ class Group:
     def _attach(self, generation: int) -> Event | None:
         make_link = self._make_link()
         if isinstance(make_link, Failed):
-            return StartFailed(generation, make_link.error)
+            return _not_started(generation, make_link)
         attached = self._outcome(self.engine.attach.remote(self._ready, make_link), "the engine died while starting")
+        if isinstance(attached, Gone):
+            return EngineDied(str(attached.error))
         if isinstance(attached, Failed):
-            return StartFailed(generation, attached.error)
+            return _not_started(generation, attached)
         self._watched = {shard.until_closed.remote(): f"shard {rank}" for rank, shard in enumerate(self._shards)}
         self._watched[self.engine.until_lost.remote()] = "engine"
         asks = {f"shard {rank}": shard.pid.remote for rank, shard in enumerate(self._shards)}
@@ -215,12 +218,13 @@ class Group:
 
     def _make_link(self) -> Callable[[], Link] | Failed:
         parallel = self._config.parallel
-        limits = LinkLimits(step_s=parallel.step_timeout_s, lag_s=parallel.timeout_s)
+        attach_s = min(ATTACH_S, parallel.timeout_s)
+        limits = LinkLimits(step_s=parallel.step_timeout_s, lag_s=parallel.timeout_s, attach_s=attach_s)
         if self._plan.link == "compiled":
             return partial(CompiledLink, self._shards, limits)
         addresses = []
         for rank, shard in enumerate(self._shards):
-            address = self._outcome(shard.open.remote(), f"shard {rank} died while starting")
+            address = self._outcome(shard.open.remote(), f"shard {rank} died while starting", limits.attach_s)
             if isinstance(address, Failed):
                 return address
             addresses.append(address)
@@ -250,9 +254,16 @@ class Group:
         try:
             return ray.get(ref, timeout=timeout_s)
         except GetTimeoutError:
-            return Failed(StartupError(f"{died}, or hangs: no answer in {timeout_s:g} s"))
+            return Gone(StartupError(f"{died}, or hangs: no answer in {timeout_s:g} s"))
         except RayError as error:
-            return Failed(StartupError(f"{died} ({one_line(error)})"))
+            return Gone(StartupError(f"{died} ({one_line(error)})"))
+
+
+def _not_started(generation: int, failed: Failed) -> StartFailed | StartLost:
+    """Ranks wait for each other while they load, so the first to tell of a lost one may be another."""
+    if isinstance(failed, Gone) or isinstance(failed.error, CollectiveError):
+        return StartLost(generation, time.monotonic(), failed.error)
+    return StartFailed(generation, failed.error)
 
 
 def _is_ready(ref: Any) -> bool:

@@ -16,6 +16,7 @@ from smoe.core.errors import SmoeError
 
 log = logging.getLogger(__name__)
 _CLOSED_POLL_S = 1.0
+ATTACH_S = 10.0
 
 
 class ShardsLost(RuntimeError):
@@ -36,10 +37,12 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """A shard is lost that has not answered for `step_s`, or `lag_s` after another: ranks work in step."""
+    """A shard is lost that has not answered for `step_s`, or `lag_s` after another: ranks work in step; or that is not
+    connected within `attach_s`, when it has nothing else to do."""
 
     step_s: float = 600.0
     lag_s: float = 60.0
+    attach_s: float = ATTACH_S
 
 
 class SocketLink:
@@ -52,7 +55,7 @@ class SocketLink:
         self._selector = selectors.DefaultSelector()
         try:
             for rank, address in enumerate(addresses):
-                self._channels.append(connect(address, limits.step_s))
+                self._channels.append(connect(address, limits.step_s, handshake_s=limits.attach_s))
                 self._selector.register(self._channels[-1].fileno(), selectors.EVENT_READ, rank)
         except (OSError, EOFError) as error:
             self.close()

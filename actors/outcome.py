@@ -20,6 +20,12 @@ class Failed:
     details: str = ""
 
 
+class Gone(Failed):
+    """The process that was asked is dead, or does not answer."""
+
+    __slots__ = ()
+
+
 def attempt(call: Callable[[], T]) -> T | Failed:
     """The call's value, or its exception as data. An exception that is not a SmoeError becomes a StartupError
     of one line, and its traceback goes to this process's log."""

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.actors import fakes
+from tests.actors import fakes, killers
 
 
 @pytest.fixture(scope="session")
@@ -15,5 +15,6 @@ def local_ray() -> Iterator[None]:
     session = open_ray(num_cpus=8)
     # Workers need not be able to import the tests.
     cloudpickle.register_pickle_by_value(fakes)
+    cloudpickle.register_pickle_by_value(killers)
     yield
     session.close()

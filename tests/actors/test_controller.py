@@ -21,6 +21,7 @@ from smoe.actors.controller import (
     ShardsDied,
     ShardsLoaded,
     StartFailed,
+    StartLost,
     StartShards,
     Stop,
     decide,
@@ -92,6 +93,26 @@ def test_a_failed_restart_keeps_its_first_cause() -> None:
     state = controller.handle(ShardsDied(1, 5.0, "shard 0 ended"))
     assert (state.phase, state.error) == ("failed", error)
     assert controller.handle(EngineDied("afterwards")).error is error
+
+
+def test_a_shard_lost_while_it_is_loaded_again_is_another_death() -> None:
+    error = StartupError("shard 1 died while loading")
+    state, actions = decide(GroupState("restarting", 2, (5.0,)), StartLost(2, 6.0, error))
+    assert state == GroupState("restarting", 3, (5.0, 6.0))
+    assert actions == (KillShards(), StartShards(3))
+    # While they are attached the phase is running already.
+    assert decide(GroupState("running", 2, (5.0,)), StartLost(2, 6.0, error))[0].phase == "restarting"
+    failed, _ = decide(GroupState("restarting", 2, (5.0,)), StartLost(2, 6.0, error), RestartLimits(max_deaths=1))
+    assert (failed.phase, str(failed.error).split(";")[0]) == ("failed", "the shards died 2 times within 600 s")
+    assert decide(state, StartLost(2, 7.0, error)) == (state, ())
+
+
+def test_a_shard_lost_in_the_first_start_fails_it() -> None:
+    error = StartupError("shard 1 died while loading")
+    for phase in ("starting", "running"):
+        state, actions = decide(GroupState(phase, 1), StartLost(1, 6.0, error))  # type: ignore[arg-type]
+        assert (state.phase, state.error) == ("failed", error)
+        assert actions == (FailRequests(error), KillShards())
 
 
 def test_deaths_beyond_the_limit_fail_and_name_the_last_cause() -> None:

@@ -1,10 +1,12 @@
 """Links to shards that stop answering, over real sockets and with no Ray."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from smoe.actors.channel import Address
 from smoe.actors.links import LinkLimits, ShardsLost, SocketLink
 from smoe.actors.outcome import unwrap
 from smoe.actors.shard import Shard
@@ -55,6 +57,14 @@ def test_a_rank_far_behind_the_others_is_lost(link_to: LinkTo, rank: int) -> Non
     link = link_to(*executors, lag_s=0.2)
     with pytest.raises(ShardsLost, match=rf"^shard {rank} hangs: no answer after the first of the others within 0.2 s"):
         link.call("execute", NOTHING)
+
+
+def test_a_shard_that_hangs_before_it_is_connected_is_found_at_once() -> None:
+    """Its kernel accepts the connection, but it never proves who it is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address("127.0.0.1", server.getsockname()[1], b"key")
+        with pytest.raises(ShardsLost, match=r"^shard 0 does not answer"):
+            SocketLink([address], LinkLimits(attach_s=0.2))
 
 
 def test_closing_ends_a_call_on_another_thread(link_to: LinkTo) -> None:

@@ -5,12 +5,15 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
-from smoe.actors.client import RayClient, open_ray_client
+from smoe.actors.client import RayClient, group_plan, open_ray_client
+from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import EngineConfig
 from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.parallel import ParallelConfig
@@ -20,6 +23,8 @@ from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
 from smoe.engine.build import build_local_client
 from smoe.models.loading import open_checkpoint
+from tests.actors import killers
+from tests.actors.test_deployment import shm_of
 from tests.collectives.tables import make_tables
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
@@ -147,6 +152,27 @@ def test_a_killed_rank_is_replaced_and_requests_go_on(expected: dict[str, tuple[
     with opened(config()) as client:
         assert answers_after_a_loss(client, any) == expected
         assert client.state().generation == 2
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_rank_may_die_at_any_point(expected: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
+    """Between dispatch and combine, of a prompt and of single tokens, and while it is loaded again."""
+    plan = replace(group_plan(config(), ClusterConfig()), build=partial(killers.build, str(tmp_path)))
+    before = set(os.listdir("/dev/shm"))
+    client = RayClient(config(), plan)
+    try:
+        assert answers(client) == expected
+        assert client.state().generation == 1 + len(killers.LIVES)
+        assert client.state().phase == "running"
+        pids = client.shard_pids()
+    finally:
+        client.shutdown()
+    pids += [int(path.name.split("-")[1]) for path in tmp_path.iterdir()]
+    assert len(set(pids)) == SIZE + len(killers.LIVES)
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
+    assert not shm_of(set(pids), before)
 
 
 @pytest.mark.usefixtures("local_ray")
