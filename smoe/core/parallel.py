@@ -28,7 +28,9 @@ class ParallelConfig:
     `scatter` (reduce-scatter instead of the first) or `speculative` (each row to the device whose experts it will
     use, by the tables of `placement`). `placement` is a folder that `smoe regroup` wrote; without it experts lie in
     their order. `capacity_factor` >= 1 bounds the rows that `speculative` may send to one device, over an even share.
-    `dedup=False` sends a row once for each of its experts. `backend` carries the exchanges: `sockets` (connections of
+    `dedup=False` sends a row once for each of its experts. Sums over devices are added in the order of devices, so that
+    schedules give the same bits in fp32; `deterministic=False` leaves those of `allreduce` to the all-reduce of the
+    backend, in an order, and rounded, as it likes. `backend` carries the exchanges: `sockets` (connections of
     our own) or `gloo` between CPUs, `nccl` between CUDA devices; `auto` is the first or the last. A collective that
     takes `timeout_s`, or a process that is silent for as long, means a lost device; so does a step of `step_timeout_s`,
     on one device too.
@@ -41,6 +43,7 @@ class ParallelConfig:
     placement: str | None = None
     capacity_factor: float = 1.0
     dedup: bool = True
+    deterministic: bool = True
     backend: Backend = "auto"
     timeout_s: float = 60.0
     step_timeout_s: float = 600.0
@@ -61,6 +64,9 @@ class ParallelConfig:
                 raise ConfigError(limit, getattr(self, limit), "seconds above 0")
         if self.capacity_factor != 1.0 and self.schedule != "speculative":
             raise ConfigError("capacity_factor", self.capacity_factor, "only with schedule speculative")
+        if not self.deterministic and self.schedule != "allreduce":
+            limit = "only with schedule allreduce: the others have no all-reduce to leave to the backend"
+            raise ConfigError("deterministic", self.deterministic, limit)
         if self.schedule == "speculative" and self.placement is None:
             raise ConfigError("schedule", self.schedule, "needs a placement with tables, as `smoe regroup` writes it")
         if self.size == 1:

@@ -261,7 +261,7 @@ def _common_rows(group: Group, left_bytes: int, row_bytes: int, wanted: int) -> 
 def make_schedule(parallel: ParallelConfig, group: Group, placement: Placement) -> Schedule:
     """Of the tensor-parallel `group`. Raises ConfigError for a placement that lacks what the schedule needs."""
     if parallel.schedule == "allreduce":
-        return AllReduce(group)
+        return AllReduce(group, in_order=parallel.deterministic)
     if parallel.schedule == "scatter":
         return Scatter(group)
     from smoe.collectives.schedules.speculative import Speculative

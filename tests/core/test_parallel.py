@@ -34,6 +34,10 @@ def test_devices_are_groups_times_ranks() -> None:
         ),
         ({"placement": "p"}, r"^placement: 'p' \(has no effect on one device"),
         ({"dedup": False}, r"^dedup: False \(has no effect on one device"),
+        (
+            {"tensor_parallel_size": 2, "deterministic": False},
+            r"^deterministic: False \(only with schedule allreduce",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(values: dict[str, object], message: str) -> None:
