@@ -1,4 +1,4 @@
-"""The Triton kernels pass the tests of their folders in Triton's interpreter; a launch loads Triton, an import does not."""
+"""The Triton kernels pass their tests in Triton's interpreter; a launch loads Triton, an import does not."""
 
 import os
 import subprocess
