@@ -25,6 +25,12 @@ _FIELDS = {
     "expert_policy": "experts.policy",
     "expert_tier": "experts.tier",
     "expert_link": "experts.link",
+    "draft": "draft.model",
+    "draft_tokens": "draft.tokens",
+    "draft_group_size": "draft.group_size",
+    "draft_prefetch": "draft.prefetch",
+    "draft_lossy": "draft.lossy",
+    "no_draft_auto_off": "draft.auto_off",
     "tensor_parallel_size": "parallel.tensor_parallel_size",
     "data_parallel_size": "parallel.data_parallel_size",
     "data_parallel_routing": "parallel.data_parallel_routing",
@@ -34,6 +40,7 @@ _FIELDS = {
     "no_dedup": "parallel.dedup",
 }
 _INTEGERS = (
+    "draft_group_size",
     "max_model_len",
     "threads",
     "max_num_seqs",
@@ -75,7 +82,9 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 def _value(name: str, flag: str | bool | None) -> Any:
     if isinstance(flag, bool):
-        return not flag
+        return flag != name.startswith("no_")
+    if name == "draft_tokens" and str(flag).isdigit():
+        return int(str(flag))
     if name in _INTEGERS:
         return integer(name, flag)
     return number(name, flag) if name == "capacity_factor" else flag

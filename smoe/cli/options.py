@@ -49,6 +49,39 @@ ExpertLink = Annotated[
         "2GB/s+0.1ms; figures say so.",
     ),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="int4|ngram|DIR",
+        help="Speak ahead of the model, which then checks several tokens at once: int4 is its own experts in 4 bits, "
+        "ngram what came after the last words before, DIR a smaller model with the same tokenizer.",
+    ),
+]
+DraftTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-tokens",
+        metavar="N|auto|online",
+        help="How far: N tokens, auto (as smoe profile depth measured, else 8; the default), or online, as it pays.",
+    ),
+]
+DraftGroupSize = Annotated[
+    str | None,
+    typer.Option("--draft-group-size", metavar="N", help="Weights that share a scale in int4: 32, 64 or 128."),
+]
+DraftPrefetch = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-prefetch",
+        metavar="WHEN",
+        help="When what int4 drafts brings experts in: adaptive (the default), early, late, fixed or none.",
+    ),
+]
+DraftLossy = Annotated[
+    bool, typer.Option("--draft-lossy", help="Allow an expert policy that changes outputs beside the draft.")
+]
+NoDraftAutoOff = Annotated[bool, typer.Option("--no-draft-auto-off", help="Go on drafting when it does not pay.")]
 MaxModelLen = Annotated[
     str | None, typer.Option("--max-model-len", metavar="N", help="Context length; default: the model's own.")
 ]

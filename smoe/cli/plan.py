@@ -5,9 +5,7 @@ from typing import Annotated
 import typer
 
 from smoe.cli import options
-from smoe.cli.generate import dtype_of
-from smoe.cli.values import integer
-from smoe.core.config import DEFAULT_POLICY, EngineConfig
+from smoe.cli.deployment import resolve
 from smoe.core.expert_tier import DEFAULT_TIER
 
 NAME = "plan"
@@ -15,6 +13,8 @@ EXAMPLE = options.example("smoe plan --model builtin --expert-memory 25%")
 
 
 def command(
+    ctx: typer.Context,
+    config: options.ConfigFile = None,
     model: options.Model = "builtin",
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
@@ -22,31 +22,52 @@ def command(
     expert_policy: options.ExpertPolicy = None,
     expert_tier: options.ExpertTier = DEFAULT_TIER,
     expert_link: options.ExpertLink = None,
+    draft: options.Draft = None,
+    draft_tokens: options.DraftTokens = None,
+    draft_group_size: options.DraftGroupSize = None,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[
         str | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at the same time.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as a JSON object.")] = False,
+    tensor_parallel_size: options.TensorParallelSize = None,
+    data_parallel_size: options.DataParallelSize = None,
+    placement: options.PlacementFolder = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as a JSON object; of several devices, a list of them.")
+    ] = False,
 ) -> None:
-    """Show what will live where: bytes of each part and the predicted peak. Loads nothing."""
-    seqs = integer("max_num_seqs", max_num_seqs)
-    config = EngineConfig(
+    """Show what will live where: bytes of each part and the predicted peak, or of each device. Loads nothing."""
+    deployment = resolve(
+        ctx,
+        config,
+        in_process=False,
         model=model,
-        dtype=dtype_of(dtype),
+        dtype=dtype,
         expert_memory=expert_memory,
         expert_memory_max=expert_memory_max,
-        expert_policy=DEFAULT_POLICY if expert_policy is None else expert_policy,
+        expert_policy=expert_policy,
         expert_tier=expert_tier,
         expert_link=expert_link,
-        max_model_len=integer("max_model_len", max_model_len),
-        max_num_seqs=EngineConfig().max_num_seqs if seqs is None else seqs,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        draft_group_size=draft_group_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
+        data_parallel_size=data_parallel_size,
+        placement=placement,
     )
+    engine = deployment.engine_config()
+    if engine.parallel.size > 1:
+        from smoe.cli.plan_devices import show_devices
+
+        return show_devices(engine, as_json=json)
     from smoe.cli.forecast import forecast
     from smoe.engine.plan import plan_memory
     from smoe.models.loading import open_checkpoint
 
-    checkpoint = open_checkpoint(config.model)
-    plan = plan_memory(checkpoint, config)
+    checkpoint = open_checkpoint(engine.model)
+    plan = plan_memory(checkpoint, engine)
     predicted = forecast(checkpoint, plan)
     if json:
         import json as json_module
@@ -62,8 +83,8 @@ def command(
     from smoe.cli.answers import size
 
     experts = f"{plan.expert_slots:,} of {plan.num_moe_layers * plan.num_experts:,} experts"
-    if expert_memory_max is not None:
-        experts += f" at first; memory for {expert_memory_max}"
+    if engine.expert_memory_max is not None:
+        experts += f" at first; memory for {engine.expert_memory_max}"
     below = "none" if plan.all_resident else f"{checkpoint.folder} ({size(plan.experts_total_bytes)})"
     hosted = f"{plan.host_expert_slots:,} of {plan.num_moe_layers * plan.num_experts:,} experts"
     table = Table(title=f"{checkpoint.folder.name}: {checkpoint.spec.family}, {plan.dtype}", title_justify="left")
@@ -73,6 +94,9 @@ def command(
     table.add_row("experts, resident", "memory", size(plan.experts_resident_bytes), experts)
     if plan.host_expert_slots:
         table.add_row("experts, to copy from", "host memory", size(plan.host_experts_bytes), hosted)
+    if engine.draft is not None:
+        inside = "beside them" if plan.all_resident else "of the memory for experts"
+        table.add_row(f"draft {engine.draft.model}", "memory", size(plan.draft_bytes), inside)
     table.add_row("experts, the rest", "-" if "disk" not in plan.expert_tiers else "disk", "", below)
     if not plan.all_resident:
         link = (

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import DEFAULT_POLICY, DType, EngineConfig
+from smoe.core.draft import DEFAULT_GROUP_SIZE, DEFAULT_PREFETCH, DraftConfig, PrefetchTiming
 from smoe.core.errors import ConfigError
 from smoe.core.expert_tier import DEFAULT_TIER
 from smoe.core.parallel import ParallelConfig
@@ -38,17 +39,44 @@ class ExpertSection:
     link: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSection:
+    """No draft without a `model`."""
+
+    model: str | None = None
+    tokens: int | str = "auto"
+    group_size: int = DEFAULT_GROUP_SIZE
+    prefetch: PrefetchTiming = DEFAULT_PREFETCH
+    auto_off: bool = True
+    lossy: bool = False
+
+    def config(self) -> DraftConfig | None:
+        """Raises ConfigError, by the names of the flags."""
+        if self.model is None:
+            for each in fields(self):
+                if (value := getattr(self, each.name)) != each.default:
+                    raise ConfigError(f"draft_{each.name}", value, "has no effect without draft")
+            return None
+        return DraftConfig(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+
 # Where a field of EngineConfig has another name in its section.
-_PATHS = {"model": "model.path", **{f"expert_{each.name}": f"experts.{each.name}" for each in fields(ExpertSection)}}
+_PATHS = {
+    "model": "model.path",
+    "draft": "draft.model",
+    **{f"expert_{each.name}": f"experts.{each.name}" for each in fields(ExpertSection)},
+    **{f"draft_{each.name}": f"draft.{each.name}" for each in fields(DraftSection)},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The fields mean what those of EngineConfig, ParallelConfig and ClusterConfig do."""
+    """The fields mean what those of EngineConfig, DraftConfig, ParallelConfig and ClusterConfig do."""
 
     model: ModelSection = field(default_factory=ModelSection)
     engine: EngineSection = field(default_factory=EngineSection)
     experts: ExpertSection = field(default_factory=ExpertSection)
+    draft: DraftSection = field(default_factory=DraftSection)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
@@ -65,6 +93,7 @@ class Deployment:
             expert_policy=self.experts.policy,
             expert_tier=self.experts.tier,
             expert_link=self.experts.link,
+            draft=self.draft.config(),
             parallel=self.parallel,
         )
 

@@ -21,12 +21,19 @@ DEPLOYMENT = [
     *("--capacity-factor", "--no-dedup", "--placement", "--print-config", "--schedule", "--tensor-parallel-size"),
     *("--data-parallel-routing", "--data-parallel-size", "[CONFIG.yaml]"),
 ]
+DRAFT = ["--draft", "--draft-group-size", "--draft-lossy", "--draft-prefetch", "--draft-tokens", "--no-draft-auto-off"]
 SURFACE = {
-    "generate": sorted([*COMMON, *SAMPLING, *GENERATE, *DEPLOYMENT]),
+    "generate": sorted([*COMMON, *SAMPLING, *GENERATE, *DEPLOYMENT, *DRAFT]),
     "chat": sorted(
-        [*COMMON, *SAMPLING, *DEPLOYMENT, "--expert-memory-max", "--expert-tier", "--in-process", "--threads"]
+        [*COMMON, *SAMPLING, *DEPLOYMENT, *DRAFT, "--expert-memory-max", "--expert-tier", "--in-process", "--threads"]
     ),
-    "plan": sorted([*COMMON, "--expert-link", "--expert-memory-max", "--expert-tier", "--json", "--max-num-seqs"]),
+    "plan": sorted(
+        [
+            *(*COMMON, "--expert-link", "--expert-memory-max", "--expert-tier", "--json", "--max-num-seqs"),
+            *("--data-parallel-size", "--placement", "--tensor-parallel-size", "[CONFIG.yaml]"),
+            *("--draft", "--draft-group-size", "--draft-tokens"),
+        ]
+    ),
     "doctor": ["--dir", "--help", "--json"],
     "bench cache": ["--help", "--in-process", "--out", "--quick", "--trace"],
     "bench comm": ["--cache", "--help", "--out", "--quick", "--skip-actors"],
