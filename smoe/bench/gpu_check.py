@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from smoe.bench.gpu import collectives, copies, roofline, routing
+from smoe.bench.gpu import collectives, copies, experts, roofline, routing
 from smoe.bench.result import Figure, Result, print_figures
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("error: gpu-check: no CUDA device (one is needed)", file=sys.stderr)
         return 2
-    tests = subprocess.run([sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu"], check=False)
+    tests = subprocess.run([sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "tests/kernels"], check=False)
     result = Result(name="gpu", config={"quick": args.quick})
     passed = tests.returncode == 0
     result.add(Figure(figure="tests of the CUDA paths", value=float(passed), unit="passed", goal="all", met=passed))
@@ -33,6 +33,7 @@ def main() -> int:
     roofline.measure(device, result)
     copies.measure(device, result)
     routing.measure(device, result)
+    experts.measure(device, result)
     if not args.quick:
         collectives.measure(device, result)
     print_figures(result.summary, torch.cuda.get_device_name(device))
