@@ -96,7 +96,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     total = sum(size * spec.moe(layer).router.num_experts for layer, size in sizes.items())
     dense = checkpoint.params_nbytes(dtype=dtype)
     draft_tokens = 0 if config.draft is None else most_draft_tokens(config.draft, checkpoint.fingerprint)
-    states, workspace = _state_bytes(spec) * config.max_num_seqs, _workspace_bytes(spec, config, draft_tokens)
+    states, workspace = state_bytes(spec) * config.max_num_seqs, _workspace_bytes(spec, config, draft_tokens)
     draft_bytes = draft_nbytes(config.draft, checkpoint, dtype)
     left = free - dense - states - workspace - draft_bytes
     if tiers.host_bytes > max(0, left):
@@ -173,7 +173,7 @@ def _disk_reads(checkpoint: Checkpoint) -> str | None:
         return None  # the file has gone since its header was read: opening it will say so
 
 
-def _state_bytes(spec: DecoderSpec) -> int:
+def state_bytes(spec: DecoderSpec) -> int:
     """Recurrent state of one sequence, all of it fp32."""
     total = 0
     for layer in spec.layers:

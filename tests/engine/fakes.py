@@ -5,6 +5,7 @@ So a request that reads rows of another, or misses one of its own, gets other to
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,7 @@ from smoe.core.errors import StoreError
 from smoe.core.model_info import ModelInfo
 from smoe.core.stats import ExpertStats
 from smoe.engine.core import EngineCore
+from smoe.engine.draft.speculation import Speculation
 from smoe.engine.local import LocalClient
 from smoe.engine.recorder import RouteRecorder
 from smoe.engine.runner import Runner
@@ -51,7 +53,9 @@ class FakeDecoder:
             if LOST_TOKEN in tokens_N.tolist():
                 raise StoreError(f"expert of token {LOST_TOKEN} is lost")
             self.rows_R[start + past : start + past + count] = tokens_N
-            prefixes[first + count - 1] = self.rows_R[start : start + past + count].tolist()
+            rows = self.rows_R[start : start + past + count].tolist()
+            for place in range(count):
+                prefixes[first + place] = rows[: past + place + 1]
         if batch.route_sink is not None:
             for layer in INFO.moe_layers:
                 ids_TK = torch.stack([batch.token_ids_T % 4, batch.token_ids_T % 4 + 4], -1).int()
@@ -120,10 +124,16 @@ INFO = ModelInfo(
 
 
 def make_runner(
-    rows: int = 256, script: Script | None = None, recorder: RouteRecorder | None = None, vocab: int = VOCAB
+    rows: int = 256,
+    script: Script | None = None,
+    recorder: RouteRecorder | None = None,
+    vocab: int = VOCAB,
+    speculation: Speculation | None = None,
+    draft_tokens: int = 0,
 ) -> Runner:
     kv = KVCache(SPEC, num_rows=rows, num_states=8, dtype=torch.float32)
-    return Runner(FakeDecoder(rows, script, vocab), kv, FakeBank(), INFO, recorder=recorder)  # type: ignore[arg-type]
+    decoder, info = FakeDecoder(rows, script, vocab), replace(INFO, draft_tokens=draft_tokens)
+    return Runner(decoder, kv, FakeBank(), info, recorder=recorder, speculation=speculation)  # type: ignore[arg-type]
 
 
 def make_core(
