@@ -35,6 +35,7 @@ from smoe.models.kv import KVCache
 from smoe.models.loading import open_checkpoint
 
 DTYPE = torch.bfloat16
+_DRAIN_BYTES = 1 << 19
 
 
 class Rank:
@@ -87,13 +88,14 @@ class Rank:
         return Pass(start_s, time.monotonic(), tuple(self._group.exchanges))
 
     def probe(self, sizes: tuple[int, ...]) -> list[tuple[str, Exchange]]:
-        """Exchanges of `sizes` bytes from each rank to each other one."""
+        """Exchanges of `sizes` bytes from each rank to each other one, each right behind a large one: after a pause a
+        link lets some bytes through at once, and in a layer there is none."""
         found = []
         size = self._group.size
         for nbytes in sizes:
             rows = torch.zeros(size, nbytes, dtype=torch.uint8)
             for kind in ("all_to_all", "all_gather"):
-                self._group.all_gather(torch.zeros(1), "sizes")
+                self._group.all_gather(torch.zeros(_DRAIN_BYTES, dtype=torch.uint8), "sizes")
                 if kind == "all_to_all":
                     self._group.all_to_all(rows, [1] * size, [1] * size, kind)
                 else:
