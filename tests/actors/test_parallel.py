@@ -148,13 +148,6 @@ def test_ranks_that_keep_a_part_of_their_experts_do_too_and_are_resized_together
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_a_killed_rank_is_replaced_and_requests_go_on(expected: dict[str, tuple[int, ...]]) -> None:
-    with opened(config()) as client:
-        assert answers_after_a_loss(client, any) == expected
-        assert client.state().generation == 2
-
-
-@pytest.mark.usefixtures("local_ray")
 def test_a_rank_may_die_at_any_point(expected: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
     """Between dispatch and combine, of a prompt and of single tokens, and while it is loaded again."""
     plan = replace(group_plan(config(), ClusterConfig()), build=partial(killers.build, str(tmp_path)))

@@ -1,4 +1,6 @@
-"""Long answers over 1, 2 and 4 ranks: the same ids, token by token."""
+"""Long answers over 1, 2, 4 and 8 ranks: the same ids, token by token."""
+
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from smoe.core.config import EngineConfig
 from smoe.core.parallel import ParallelConfig
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
+from tests.actors.test_parallel import random_placement
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
@@ -27,7 +30,7 @@ def answers(client: EngineClient) -> list[tuple[int, ...]]:
     return found
 
 
-def over(ranks: int, **parallel: str) -> list[tuple[int, ...]]:
+def over(ranks: int, **parallel: object) -> list[tuple[int, ...]]:
     spread = ParallelConfig(tensor_parallel_size=ranks, **parallel)  # type: ignore[arg-type]
     client = open_ray_client(EngineConfig(dtype="float32", max_model_len=512, threads=1, parallel=spread))
     try:
@@ -42,8 +45,11 @@ def alone(local_ray: None) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("schedule", ["scatter", "allreduce"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_long_greedy_answers_are_those_of_one_rank(alone: list[tuple[int, ...]], ranks: int, schedule: str) -> None:
+@pytest.mark.parametrize("schedule", ["scatter", "allreduce", "speculative"])
+@pytest.mark.parametrize(("ranks", "groups"), [(2, 1), (4, 1), (2, 4)])
+def test_long_greedy_answers_are_those_of_one_rank(
+    alone: list[tuple[int, ...]], ranks: int, groups: int, schedule: str, tmp_path: Path
+) -> None:
     assert [len(tokens) for tokens in alone] == [LENGTH] * len(PROMPTS)
-    assert over(ranks, schedule=schedule) == alone
+    placement = random_placement(tmp_path / "random", ranks * groups)
+    assert over(ranks, data_parallel_size=groups, schedule=schedule, placement=placement) == alone

@@ -112,6 +112,17 @@ def test_a_recorded_run_can_be_looked_into(smoe: Callable, tmp_path: Path) -> No
     assert "repeat share" in smoe("trace", "info", trace).out
 
 
+def test_a_plan_of_devices_has_a_row_each(smoe: Callable, tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text("parallel: {tensor_parallel_size: 2}\nexperts: {memory: 25%}\n")
+    plans = json.loads(smoe("plan", str(file), "--data-parallel-size", "2", "--json").out)
+    assert [(plan["device"], plan["group"]) for plan in plans] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert all(plan["expert_slots"] == 24 and plan["experts"] == 96 for plan in plans)
+    out = smoe("plan", str(file)).out
+    assert out.count("48 of 192") == 2
+    assert "? of 192" in smoe("plan", str(file), "--expert-memory", "auto").out
+
+
 def test_plan_counts_what_it_shows(smoe: Callable) -> None:
     plan = json.loads(smoe("plan", "--expert-memory", "25%", "--json").out)
     assert plan["expert_slots"] == plan["num_moe_layers"] * plan["num_experts"] // 4

@@ -11,6 +11,7 @@ from smoe.core.config import EngineConfig
 from smoe.core.errors import ConfigError, StoreError
 from smoe.core.parallel import ParallelConfig, ScheduleName
 from smoe.engine.parallel import check_parallel, load_part, make_schedule
+from smoe.engine.plan_devices import plan_devices
 from smoe.engine.rank_experts import open_experts, rank_tiers, slots_of_ranks
 from smoe.models.batch import Batch
 from smoe.models.kv import KVCache
@@ -262,3 +263,26 @@ def test_what_cannot_work_is_said_before_any_rank_starts(
     wrong = EngineConfig(dtype="float32", parallel=parallel, **{"expert_memory": "25%", **values})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=match):
         check_parallel(checkpoint, wrong)
+
+
+@pytest.mark.parametrize("memory", ["all", "25%"])
+def test_a_plan_of_devices_is_what_they_then_hold(checkpoint: Checkpoint, memory: str) -> None:
+    wanted = EngineConfig(
+        dtype="float32", expert_memory=memory, parallel=ParallelConfig(tensor_parallel_size=2, data_parallel_size=2)
+    )
+    placement, plans = check_parallel(checkpoint, wanted), plan_devices(checkpoint, wanted)
+
+    def body(everyone: Group, own: Group):
+        part = open_rank(checkpoint, wanted, placement, everyone, own)
+        part.experts.bank.close()
+        kv = KVCache(part.share.local_spec(), num_rows=8, num_states=1, dtype=DTYPE)
+        row_bytes = sum(c.first.nbytes + c.second.nbytes for c in kv.layers) / 8
+        return part.dense_bytes, part.experts.nbytes, row_bytes
+
+    for plan, (dense, experts, row_bytes) in zip(plans, run_groups(2, 2, body), strict=True):
+        assert plan.attention_bytes + plan.vocabulary_bytes + plan.other_bytes == dense
+        assert plan.experts_bytes == experts
+        assert plan.kv_bytes == plan.kv_rows * row_bytes
+        assert plan.experts == 6 * 16
+        assert plan.expert_slots == (24 if memory == "25%" else 96)
+    assert [plan.group for plan in plans] == [0, 0, 1, 1]

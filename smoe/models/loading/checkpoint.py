@@ -62,10 +62,14 @@ class Checkpoint:
 
     def params_nbytes(self, *, dtype: torch.dtype, part: Part | None = None) -> int:
         """What `params` will take, without reading anything; parameters that are reshaped keep their size."""
-        return sum(
-            cut_nbytes(sources, self._map.params[name], dtype, None if part is None else part(name))
+        return sum(self.param_nbytes(dtype=dtype, part=part).values())
+
+    def param_nbytes(self, *, dtype: torch.dtype, part: Part | None = None) -> dict[str, int]:
+        """`params_nbytes` by parameter; 0 for one that is left out."""
+        return {
+            name: cut_nbytes(sources, self._map.params[name], dtype, None if part is None else part(name))
             for name, sources in self._params.items()
-        )
+        }
 
     def expert_source(self, layer: int, expert: int) -> ExpertSource:
         return self._experts[layer][expert]
