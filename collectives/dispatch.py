@@ -6,13 +6,15 @@ ranks, S rows to compute somewhere, N rows to compute here. Ids are the model's 
 choice.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from smoe.collectives.chunks import Chunks
 from smoe.collectives.dispatched import Compute, Dispatched, computed
 from smoe.collectives.group import Group
 from smoe.collectives.message_dispatch import MessageDispatch, Rows
-from smoe.collectives.sends import add_up, plan_sends
+from smoe.collectives.sends import Sends, add_up, plan_sends
 
 __all__ = ["Compute", "Dispatched", "Dispatcher"]
 
@@ -38,23 +40,28 @@ class Dispatcher:
         ids_RK: Tensor,
         weights_RK: Tensor,
         device_RK: Tensor,
-        residual_RD: Tensor,
+        residual: Tensor | Callable[[], Tensor],
         compute: Compute,
     ) -> Tensor:
         """[R, D]: residual + the sums of each row's experts, computed where `device_RK` i64 says, by places in the
-        group; added in ascending place. Collective; R may be 0."""
-        rows = Rows(x_RD, ids_RK, weights_RK, device_RK, residual_RD)
+        group; added in ascending place. The residual, [R, D], may be work to do while rows are under way.
+
+        Collective; R may be 0.
+        """
+        rows = Rows(x_RD, ids_RK, weights_RK, device_RK)
         if self._messages is not None:
-            return self._messages.apply(rows, compute)
+            return self._messages.apply(rows, (lambda: residual) if isinstance(residual, Tensor) else residual, compute)
+        residual_RD = residual if isinstance(residual, Tensor) else residual()
         size, done, parts = self._chunks.max_rows, 0, []
         wanted = total = self._chunks.count(len(rows))
         while done < total:
-            part, rounds = self._round(rows[done * size : (done + 1) * size], wanted, compute)
-            parts.append(part)
+            own = slice(done * size, (done + 1) * size)
+            back_SD, sends, rounds = self._round(rows[own], wanted, compute)
+            parts.append(add_up(back_SD, sends, residual_RD[own]))
             done, total = done + 1, max(total, rounds)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _round(self, rows: Rows, wanted: int, compute: Compute) -> tuple[Tensor, int]:
+    def _round(self, rows: Rows, wanted: int, compute: Compute) -> tuple[Tensor, Sends, int]:
         """By collectives: sizes, one all-to-all there and one back. Also the most rounds that a rank wants."""
         group, layout = self._group, rows.layout
         sends = plan_sends(rows.ids_RK, rows.weights_RK, rows.device_RK, group.size, dedup=self._dedup)
@@ -64,5 +71,4 @@ class Dispatcher:
         packed = layout.pack_rows(rows.x_RD, sends.row_S, sends.ids_SK, sends.weights_SK)
         x_ND, ids_NK, weights_NK = layout.unpack_rows(group.all_to_all(packed, sends.counts, received, "dispatch"))
         sums_ND = computed(Dispatched(x_ND=x_ND, ids_NK=ids_NK, weights_NK=weights_NK), compute)
-        back_SD = group.all_to_all(sums_ND, received, sends.counts, "combine")
-        return add_up(back_SD, sends, rows.residual_RD), max(rounds_G)
+        return group.all_to_all(sums_ND, received, sends.counts, "combine"), sends, max(rounds_G)

@@ -4,6 +4,7 @@ Own rows are cut into chunks. Of each, every other rank gets one message, and se
 knows beforehand how many chunks another rank has, nor how many rows come: its messages say so. Shapes as in dispatch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,10 +26,9 @@ class Rows:
     ids_RK: Tensor
     weights_RK: Tensor
     device_RK: Tensor
-    residual_RD: Tensor
 
     def __getitem__(self, at: slice) -> "Rows":
-        return Rows(self.x_RD[at], self.ids_RK[at], self.weights_RK[at], self.device_RK[at], self.residual_RD[at])
+        return Rows(self.x_RD[at], self.ids_RK[at], self.weights_RK[at], self.device_RK[at])
 
     def __len__(self) -> int:
         return len(self.x_RD)
@@ -45,8 +45,8 @@ class MessageDispatch:
         self.group, self.chunks, self.dedup = group, chunks, dedup
         self._rooms: dict[tuple[int, int], Tensor] = {}
 
-    def apply(self, rows: Rows, compute: Compute) -> Tensor:
-        return _Pass(self, rows, compute).run()
+    def apply(self, rows: Rows, residual: Callable[[], Tensor], compute: Compute) -> Tensor:
+        return _Pass(self, rows, residual, compute).run()
 
     def room(self, place: int, number: int, layout: Layout) -> Tensor:
         """For the longest message from `place`, of its chunk `number`."""
@@ -76,9 +76,9 @@ class _Pass:
     are asked for as far ahead as anybody sends, so that nothing in a connection stays before what is waited for.
     """
 
-    def __init__(self, made: MessageDispatch, rows: Rows, compute: Compute) -> None:
+    def __init__(self, made: MessageDispatch, rows: Rows, residual: Callable[[], Tensor], compute: Compute) -> None:
         group = made.group
-        self._made, self._group, self._rows, self._compute = made, group, rows, compute
+        self._made, self._group, self._rows, self._residual, self._compute = made, group, rows, residual, compute
         chunks, self._layout = made.chunks, rows.layout
         self._size, self._own, self._overlap = chunks.max_rows, chunks.count(len(rows)), chunks.overlap(len(rows))
         # The next rank first, and what came from the one before first: no two ranks begin with the same one.
@@ -90,17 +90,21 @@ class _Pass:
 
     def run(self) -> Tensor:
         outs: list[Tensor] = []
+        residual_RD: Tensor | None = None
         number = 0
         while number < max(self._own, *self._theirs.values()):
             for place in self._nexts:
                 self._ask(place, number + AHEAD)
             while self._sent < min(self._own, number + AHEAD):
                 self._send()
+            if residual_RD is None:
+                residual_RD = self._residual()
             chunk = self._serve(number)
             chunk.dispatch.finish()
             chunk.combine.finish()
-            if chunk.rows is not None and chunk.sends is not None and chunk.back_SD is not None:
-                outs.append(add_up(chunk.back_SD, chunk.sends, chunk.rows.residual_RD))
+            if chunk.sends is not None and chunk.back_SD is not None:
+                own = slice(number * self._size, (number + 1) * self._size)
+                outs.append(add_up(chunk.back_SD, chunk.sends, residual_RD[own]))
                 chunk.rows = chunk.sends = chunk.back_SD = None
             number += 1
         return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from smoe.collectives.chunks import Chunks
 from smoe.collectives.dispatch import Dispatcher
 from smoe.collectives.expert_map import expert_places
 from smoe.collectives.group import Group
@@ -47,6 +48,8 @@ def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
     if config.record_routes is not None:
         limit = "none on several devices, where each sees some of a request's rows: record on one"
         raise ConfigError("record_routes", config.record_routes, limit)
+    if config.draft is not None:
+        raise ConfigError("draft", config.draft.model, "none on several devices: groups answer one token a step")
     compute_device(config)
     placement = _placement(checkpoint, parallel)
     check_experts(checkpoint, config, placement, compute_dtype(spec, config))
@@ -126,7 +129,10 @@ class RankPart:
     def bank(self, schedule: Schedule, *, dedup: bool = True) -> DispatchedBank:
         places, own = expert_places(self.placement, self.group.rank), self.experts
         informed = Informed(own.bank, lossy=own.lossy) if own.told else None
-        return DispatchedBank(own.bank, Dispatcher(self.group, dedup=dedup), places, schedule, informed)
+        # A bank that moves experts is asked once a layer.
+        chunks = Chunks() if isinstance(own.bank, RankBank) else Chunks(overlap_rows=None)
+        dispatcher = Dispatcher(self.group, dedup=dedup, chunks=chunks)
+        return DispatchedBank(own.bank, dispatcher, places, schedule, informed)
 
     def spread(self, schedule: Schedule) -> TensorParallel:
         return TensorParallel(self.tensor, schedule, self.share)

@@ -1,7 +1,7 @@
 """ExpertBank: where expert weights live is its business; the decoder only asks for the weighted sum."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,23 @@ class ExpertBank(Protocol):
     def check_integrity(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SendingBank(ExpertBank, Protocol):
+    """A bank that waits for rows to come back from elsewhere."""
+
+    def apply_beside(
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        residual: Callable[[], torch.Tensor],
+        logits_TE: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `apply`; `residual` gives [T, D], and is called once, while rows are under way."""
+        ...
 
 
 def expert_table(moe_spec: MoESpec, hidden: int, num_slots: int) -> ExpertTable:

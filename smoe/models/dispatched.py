@@ -137,6 +137,17 @@ class DispatchedBank:
         residual_TD: Tensor,
         logits_TE: Tensor | None = None,
     ) -> Tensor:
+        return self.apply_beside(layer, x_TD, ids_TK, weights_TK, lambda: residual_TD, logits_TE)
+
+    def apply_beside(
+        self,
+        layer: int,
+        x_TD: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        residual: Callable[[], Tensor],
+        logits_TE: Tensor | None = None,
+    ) -> Tensor:
         device_TK = self._expert2place[layer][ids_TK.long()]
         self._schedule.note_devices(layer, device_TK)
 
@@ -144,9 +155,13 @@ class DispatchedBank:
         if informed is not None:
             x_TX = informed.widen(x_TD, ids_TK, weights_TK, logits_TE)
             nothing_TX = torch.zeros(len(x_TD), x_TX.shape[1] - hidden, dtype=x_TD.dtype)
-            residual_TX = torch.cat((residual_TD, nothing_TX), dim=1)
             out_TX = self._dispatcher.apply(
-                x_TX, ids_TK, weights_TK, device_TK, residual_TX, lambda sent: informed.compute(layer, sent, hidden)
+                x_TX,
+                ids_TK,
+                weights_TK,
+                device_TK,
+                lambda: torch.cat((residual(), nothing_TX), dim=1),
+                lambda sent: informed.compute(layer, sent, hidden),
             )
             return informed.hear(out_TX, hidden, self._schedule.own_rows())
 
@@ -154,7 +169,7 @@ class DispatchedBank:
             nothing_ND = torch.zeros_like(sent.x_ND)
             return self._local.apply(layer, sent.x_ND, sent.ids_NK, sent.weights_NK, nothing_ND)
 
-        return self._dispatcher.apply(x_TD, ids_TK, weights_TK, device_TK, residual_TD, compute)
+        return self._dispatcher.apply(x_TD, ids_TK, weights_TK, device_TK, residual, compute)
 
     def stats(self) -> ExpertStats:
         return self._local.stats()

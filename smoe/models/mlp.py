@@ -1,12 +1,13 @@
 """The second half of a layer: a dense gated MLP, or a router, experts and perhaps a shared expert."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
 from smoe.kernels import GatedMLP, LayerNorm, Linear, RMSNorm
 from smoe.models.activations import sigmoid
-from smoe.models.bank import ExpertBank
+from smoe.models.bank import ExpertBank, SendingBank
 from smoe.models.batch import StepContext
 from smoe.models.router import Router
 from smoe.models.spec import Activation, DenseSpec, MoESpec
@@ -45,21 +46,26 @@ class MoEBlock:
         self._shared = _gated_mlp(params, f"{prefix}.shared", spec.activation) if spec.shared_ffn else None
         gate = params[f"{prefix}.shared_gate.weight"] if spec.shared_gate else None
         self._shared_gate = None if gate is None else Linear(gate, out_dtype=torch.float32)
+        self._sends = bank if isinstance(bank, SendingBank) and self._shared is not None else None
 
     def __call__(self, x_TD: torch.Tensor, context: StepContext) -> torch.Tensor:
         h_TD, logits_TE, ids_TK, weights_TK = self._route(x_TD)
         if context.batch.route_sink is not None:
             context.batch.route_sink(self._layer, ids_TK, weights_TK, logits_TE)
-        residual_TD = x_TD
-        if self._shared is not None:
-            if self._shared_gate is None:
-                residual_TD = self._shared(h_TD, x_TD)
-            else:
-                # Not addcmul, whose vector and scalar parts may fuse differently.
-                residual_TD = x_TD + sigmoid(self._shared_gate(h_TD)).to(x_TD.dtype) * self._shared(h_TD)
-        return self._bank.apply(
-            self._layer, h_TD, ids_TK, weights_TK, residual_TD, logits_TE if self._needs_logits else None
-        )
+        told_TE = logits_TE if self._needs_logits else None
+        if self._sends is not None:
+            residual = partial(self._residual, x_TD, h_TD)
+            return self._sends.apply_beside(self._layer, h_TD, ids_TK, weights_TK, residual, told_TE)
+        return self._bank.apply(self._layer, h_TD, ids_TK, weights_TK, self._residual(x_TD, h_TD), told_TE)
+
+    def _residual(self, x_TD: torch.Tensor, h_TD: torch.Tensor) -> torch.Tensor:
+        """x + shared(h)."""
+        if self._shared is None:
+            return x_TD
+        if self._shared_gate is None:
+            return self._shared(h_TD, x_TD)
+        # Not addcmul, whose vector and scalar parts may fuse differently.
+        return x_TD + sigmoid(self._shared_gate(h_TD)).to(x_TD.dtype) * self._shared(h_TD)
 
     def route(self, h_TD: torch.Tensor) -> torch.Tensor:
         """Logits [T, E] fp32 that this layer's router gives for any hidden state."""

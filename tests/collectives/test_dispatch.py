@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoe.collectives.chunks import Chunks
+from smoe.collectives.chunks import AHEAD, Chunks
 from smoe.collectives.dispatch import Dispatched, Dispatcher
 from smoe.collectives.group import SoloGroup
 from smoe.collectives.message import HEAD_BYTES, Layout
@@ -192,3 +192,26 @@ def test_a_rank_alone_computes_all_at_once_or_in_rounds() -> None:
     for max_rows in (2, 4096):
         found = Dispatcher(SoloGroup(), chunks=Chunks(max_rows)).apply(x, ids, weights, here, x, sums_of)
         assert torch.equal(found, slow_apply(x, ids, weights, here, x, sums_of))
+
+
+@pytest.mark.parametrize("messages", [True, False])
+@pytest.mark.parametrize("rows", [0, 3, 40])
+def test_what_is_computed_beside_is_computed_once_with_rows_under_way(rows: int, messages: bool) -> None:
+    made = [make_rank(rows, 8, 3, seed) for seed in range(3)]
+    device_of = torch.tensor([0, 1, 2, 0, 1, 2, 2, 2])
+
+    def body(group: ThreadGroup) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        x, ids, weights = made[group.rank]
+        device, sent = device_of[ids.long()], list[int]()
+
+        def residual() -> torch.Tensor:
+            sent.append(group.posted_messages)
+            return x.flip(0)
+
+        chunks = Chunks(max_rows=16, overlap_rows=16)
+        found = Dispatcher(group, chunks=chunks).apply(x, ids, weights, device, residual, sums_of)
+        return found, slow_apply(x, ids, weights, device, x.flip(0), sums_of), sent
+
+    for found, slow, sent in run_ranks(3, body, messages=messages):
+        assert torch.equal(found, slow)
+        assert sent == [2 * min(AHEAD, Chunks(max_rows=16).count(rows)) if messages else 0]

@@ -72,9 +72,11 @@ class Inbox:
 
 
 class ThreadTransfer:
-    def __init__(self, inbox: Inbox, world: World, rank: int, purpose: str, count: Callable[[list[int]], None]) -> None:
-        self._inbox, self._world, self._rank, self._purpose, self._count = inbox, world, rank, purpose, count
-        self._numbers: dict[int, int] = {}
+    def __init__(
+        self, group: "ThreadGroup", inbox: Inbox, world: World, purpose: str, count: Callable[[list[int]], None]
+    ) -> None:
+        self._group, self._inbox, self._world, self._purpose, self._count = group, inbox, world, purpose, count
+        self._rank, self._numbers = group.rank, dict[int, int]()
         self._sent = [0] * len(world.ranks)
 
     def receive(self, place: int, room: Tensor) -> None:
@@ -89,6 +91,7 @@ class ThreadTransfer:
         assert rows.is_contiguous()
         assert rows.nbytes
         self._sent[place] = rows.nbytes
+        self._group.posted_messages += 1
         self._world.put(self._rank, place, self._purpose, rows.clone().flatten().view(torch.uint8))
 
     def arrived(self, place: int) -> None:
@@ -106,6 +109,7 @@ class ThreadGroup:
     def __init__(self, world: World, rank: int, ledger: Ledger, *, messages: bool = True) -> None:
         self.rank, self.ranks, self.ledger, self._world = rank, world.ranks, ledger, world
         self.messages, self._inbox = messages, Inbox(world, rank)
+        self.posted_messages = 0
 
     @property
     def size(self) -> int:
@@ -113,7 +117,7 @@ class ThreadGroup:
 
     def open(self, purpose: str) -> ThreadTransfer:
         assert self.messages
-        return ThreadTransfer(self._inbox, self._world, self.rank, purpose, partial(self._count, purpose))
+        return ThreadTransfer(self, self._inbox, self._world, purpose, partial(self._count, purpose))
 
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str) -> Tensor:
         assert len(send) == len(receive) == self.size
