@@ -248,6 +248,7 @@ def test_resizing_is_for_all_ranks_or_none(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
+        ({"record_routes": "r"}, r"^record_routes: 'r' \(none on several devices"),
         ({"expert_policy": "prefetch=gate"}, r"^policies\.prefetch: 'gate' \(none on several devices"),
         ({"expert_policy": "prefetch=follow"}, r"^policies\.prefetch: 'follow' \(none on several"),
         ({"expert_policy": "miss=substitute:own"}, r"^policies\.miss\.substitute\.weight: 'own' \(inherit on several"),
@@ -257,7 +258,7 @@ def test_resizing_is_for_all_ranks_or_none(checkpoint: Checkpoint) -> None:
     ],
 )
 def test_what_cannot_work_is_said_before_any_rank_starts(
-    checkpoint: Checkpoint, values: dict[str, str], match: str
+    checkpoint: Checkpoint, values: dict[str, object], match: str
 ) -> None:
     parallel = ParallelConfig(tensor_parallel_size=2, data_parallel_size=2)
     wrong = EngineConfig(dtype="float32", parallel=parallel, **{"expert_memory": "25%", **values})  # type: ignore[arg-type]
