@@ -9,7 +9,20 @@ from typing import Any, NoReturn
 
 import typer
 
-from smoe.cli import bench, chat, convert, doctor, generate, placement, plan, profile, regroup, serve, simulate, trace
+from smoe.cli import (
+    bench,
+    chat,
+    convert,
+    doctor,
+    generate,
+    placement,
+    plan,
+    profile_verbs,
+    regroup,
+    serve,
+    simulate,
+    trace,
+)
 from smoe.core.errors import SmoeError
 
 USAGE_ERROR, INTERRUPTED = 2, 130
@@ -22,9 +35,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (generate, chat, serve, plan, profile, regroup, simulate, doctor):
+for verb in (generate, chat, serve, plan, regroup, simulate, doctor):
     app.command(verb.NAME, epilog=verb.EXAMPLE)(verb.command)
-for group in (bench, convert, placement, trace):
+for group in (bench, convert, placement, profile_verbs, trace):
     app.add_typer(group.app, name=group.NAME)
 
 # The argument parser's errors; typer has them from click, or from a copy of its own.

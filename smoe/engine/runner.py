@@ -66,7 +66,7 @@ class Runner:
         # not hold, needs a copy.
         fragile = speculation is not None or not isinstance(bank, ResidentBank)
         self._states = RecurrentStates(kv, delta if fragile else [])
-        self._speculation = speculation
+        self.speculation = speculation
         self._closed = False
         self._world, self._resize, self._place = world, resize, place
         self._unread = unread
@@ -74,6 +74,10 @@ class Runner:
 
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def bank(self) -> ExpertBank:
+        return self._bank
 
     @property
     def kv_rows(self) -> int:
@@ -87,7 +91,7 @@ class Runner:
             return self._execute_own(plan, self._group)
         saved = self._states.save(plan.spans)
         try:
-            return self._execute(plan) if self._speculation is None else self._speculate(plan, saved, self._speculation)
+            return self._execute(plan) if self.speculation is None else self._speculate(plan, saved, self.speculation)
         except StoreError as error:
             if len(plan.spans) == 1 and plan.spans[0].draft_limit == 0:
                 return StepResult(tokens=((SampledToken(None, error=f"store: {error}"),),))
@@ -128,8 +132,8 @@ class Runner:
                 self._recorder.write()
         finally:
             self._bank.close()
-            if self._speculation is not None:
-                self._speculation.close()
+            if self.speculation is not None:
+                self.speculation.close()
             if self._world is not None:
                 self._world.close()
 

@@ -210,6 +210,18 @@ class OffloadedBank:
         for slot in self._residency.resize(num_slots, floor=num_slots // len(self._layers)):
             self._arena.release(slot)
 
+    def refill(self, keys: Sequence[Key]) -> None:
+        """Between forwards: `keys`, no more than there are slots, become the resident experts, brought in in this
+        order, so that what follows does not depend on what ran before. Waits for them; what cannot be read is left out.
+        """
+        num_slots = self._residency.num_slots
+        self.resize(len(self._layers))
+        self.resize(num_slots)
+        self.prefetch(keys)
+        while self._transfers.pending:
+            self._deliver(self._transfers.take())
+            self._begin(self._planner.more())
+
     def check_integrity(self) -> None:
         self._residency.check_idle()
         for layer in self._layers:

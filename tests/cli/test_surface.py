@@ -42,7 +42,12 @@ SURFACE = {
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
     "bench regroup": ["--data", "--help", "--in-process", "--out", "--parts", "--quick"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
-    "profile": [
+    "profile depth": [
+        *("--draft", "--draft-group-size", "--dtype", "--expert-link", "--expert-memory", "--expert-policy"),
+        *("--expert-tier", "--help", "--json", "--max-tokens", "--model", "--prompt-tokens", "--prompts", "--repeats"),
+        "--threads",
+    ],
+    "profile routes": [
         *("--data", "--dtype", "--expert-memory", "--expert-policy", "--expert-tier", "--help", "--in-process"),
         *("--max-sequence", "--max-tokens", "--model", "--out", "--pack", "--record-logits", "--sample", "--seed"),
         "--threads",

@@ -46,6 +46,10 @@ class Speculation:
         self._drafter, self._pace, self._clock = drafter, pace, clock
         self._known: dict[str, list[int]] = {}
 
+    def use(self, pace: Pace) -> None:
+        """From the next window on."""
+        self._pace = pace
+
     def open(self, plan: StepPlan) -> Window:
         """Drafts for the spans that may be answered by more than one token."""
         began = self._clock()
