@@ -48,8 +48,6 @@ def check_parallel(checkpoint: Checkpoint, config: EngineConfig) -> Placement:
     if config.record_routes is not None:
         limit = "none on several devices, where each sees some of a request's rows: record on one"
         raise ConfigError("record_routes", config.record_routes, limit)
-    if config.draft is not None:
-        raise ConfigError("draft", config.draft.model, "none on several devices: groups answer one token a step")
     compute_device(config)
     placement = _placement(checkpoint, parallel)
     check_experts(checkpoint, config, placement, compute_dtype(spec, config))
