@@ -5,13 +5,13 @@ utility divides them; it can only be one of few integers, so all are tried.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
 
+from smoe.offload.policies.protocols import Array
 from smoe.offload.policies.utility_states import MOST
 
 Objective = Literal["difference", "makespan", "reachable"]
@@ -136,30 +136,44 @@ def _reachable(
 
 
 def best_split(counts: Iterable[int], sides: Sides, objective: Objective = "makespan") -> Split:
-    """The bound: each expert on whichever side is best, wherever it lies and whatever its utility.
+    """The bound: each expert on whichever side is best, wherever it lies and whatever its utility."""
+    rows = {expert: count for expert, count in enumerate(counts) if count > 0}
+    return split(best_experts(rows, sides, objective).__contains__, rows, sides)
+
+
+def best_experts(counts: dict[int, int], sides: Sides, objective: Objective = "makespan") -> set[int]:
+    """Who is fast in that.
 
     Experts of equal counts are alike, so subsets are how many of each count are fast. All are tried up to MOST_SUBSETS;
     above that those that gain most by being fast are, as many as is best.
     """
-    of_count = sorted(Counter(count for count in counts if count > 0).items())
+    experts_of: dict[int, list[int]] = {}
+    for expert, count in sorted(counts.items()):
+        if count > 0:
+            experts_of.setdefault(count, []).append(expert)
     base = sides.fast_s(())
-    fast = [sides.fast_s([count]) - base for count, _ in of_count]
-    slow = [sides.slow_s([count]) for count, _ in of_count]
-    fast_s, slow_s = np.array([base]), np.array([0.0])
-    if math.prod(number + 1 for _, number in of_count) <= MOST_SUBSETS:
-        for (_, number), fast_one, slow_one in zip(of_count, fast, slow, strict=True):
-            some = np.arange(number + 1)
-            fast_s = np.add.outer(fast_s, some * fast_one).ravel()
-            slow_s = np.add.outer(slow_s, (number - some) * slow_one).ravel()
-    else:
-        gain = sorted(range(len(of_count)), key=lambda i: -(slow[i] / fast[i] if fast[i] else math.inf))
-        order = [i for i in gain for _ in range(of_count[i][1])]
-        fast_s = base + np.cumsum([0.0, *(fast[i] for i in order)])
-        slow_s = sum(slow[i] for i in order) - np.cumsum([0.0, *(slow[i] for i in order)])
-    difference, makespan = np.abs(fast_s - slow_s), np.maximum(fast_s, slow_s)
+    fast = {count: sides.fast_s([count]) - base for count in experts_of}
+    slow = {count: sides.slow_s([count]) for count in experts_of}
+    if math.prod(len(alike) + 1 for alike in experts_of.values()) <= MOST_SUBSETS:
+        fast_s, slow_s = np.array(base), np.array(0.0)
+        for count, alike in experts_of.items():
+            some = np.arange(len(alike) + 1)
+            fast_s = np.add.outer(fast_s, some * fast[count])
+            slow_s = np.add.outer(slow_s, (len(alike) - some) * slow[count])
+        taken = np.unravel_index(_least(fast_s, slow_s, objective), fast_s.shape)
+        return {expert for n, alike in zip(taken, experts_of.values(), strict=True) for expert in alike[:n]}
+    gain = {count: slow[count] / fast[count] if fast[count] else math.inf for count in experts_of}
+    order = [expert for count in sorted(experts_of, key=lambda count: -gain[count]) for expert in experts_of[count]]
+    fast_s = base + np.cumsum([0.0, *(fast[counts[expert]] for expert in order)])
+    slow_s = sides.slow_s(counts[expert] for expert in order) - np.cumsum([0.0, *(slow[counts[e]] for e in order)])
+    return set(order[: _least(fast_s, slow_s, objective)])
+
+
+def _least(fast_s: Array, slow_s: Array, objective: Objective) -> int:
+    """Index, flat, of the best split."""
+    difference, makespan = np.abs(fast_s - slow_s).ravel(), np.maximum(fast_s, slow_s).ravel()
     first, second = (difference, makespan) if objective == "difference" else (makespan, difference)
-    best = np.lexsort((second, first))[0]
-    return Split(float(fast_s[best]), float(slow_s[best]))
+    return int(np.lexsort((second, first))[0])
 
 
 def fit_line(samples: Iterable[tuple[float, float]]) -> tuple[float, float]:
