@@ -62,7 +62,8 @@ def moe(
     if call is None:
         pairs_TKD = torch.empty(*slots_TK.shape, table.hidden, device=x_TD.device)
         _pairs_without_library(x_TD, slots_TK, table, pairs_TKD)
-        return moe_combine(pairs_TKD, ids_TK.masked_fill(slots_TK < 0, -1), weights_TK, x_TD.dtype, residual)
+        left_out_TK = slots_TK != slots_TK.clamp(0, table.num_slots - 1)
+        return moe_combine(pairs_TKD, ids_TK.masked_fill(left_out_TK, -1), weights_TK, x_TD.dtype, residual)
     num_rows, num_choices = slots_TK.shape
     if ids_TK.dtype is not torch.int32 or weights_TK.dtype is not torch.float32:
         raise ValueError("moe: ids must be i32 and weights f32")

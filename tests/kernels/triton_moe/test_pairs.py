@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from smoe.kernels import ExpertTable, RMSNorm, moe, moe_pairs
+from smoe.kernels import ExpertTable, RMSNorm, moe, moe_pairs, native
 from smoe.kernels.mixture import moe_pairs_ref, moe_ref
 from smoe.kernels.routing.launch import INTERPRETED
 from smoe.kernels.slots import SlotTable
+from smoe.kernels.triton_moe.form import form_of
 from smoe.kernels.triton_moe.pairs import device_pairs
 from tests.kernels.triton_moe.cases import BF16, CASES, F16, F32, Case, Put, check, expected, route, table_of
 
@@ -147,11 +148,29 @@ def test_tables_of_two_kinds_are_left_to_the_twin(put: Put, path: str) -> None:
 @pytest.mark.parametrize("group_size", [None, 64])
 def test_mixture(put: Put, path: str, group_size: int | None) -> None:
     """`moe` takes this path on a device: the ordered sum over what the kernels gave, with the residual."""
+    native.use("torch")  # the interpreter's tensors are the library's, too
     case = Case(5, 3, 6, 70, 44, "gptoss", True)
     table, x, ids = table_of(case, put, F32, group_size), put(torch.randn(5, 70)), put(route(case))
     weights, rest = put(torch.rand(5, 3)), put(torch.randn(5, 70))
     made, wanted = moe(x, ids, ids, weights, table, rest), moe_ref(x, ids, ids, weights, table, rest)
     assert float((made - wanted).abs().max()) < 2e-5 * float(wanted.abs().max())
+    if path != "twin":
+        outside = torch.where(ids < 0, 6, ids)
+        assert torch.equal(moe(x, outside, ids, weights, table, rest), made)
+
+
+def test_what_is_as_it_was_is_not_copied_again(put: Put, path: str) -> None:
+    case = Case(2, 2, 3, 40, 36)
+    table, device = table_of(case, put, F32), put(torch.zeros(1)).device
+    form = form_of(table)
+    assert form.current(device) is not None
+    words = form.words_WS
+    assert form.current(device) is not None
+    assert form.words_WS is words
+    table.set(2, table.tensors(0))
+    assert form.current(device) is not None
+    assert form.words_WS is not words
+    assert form.words_WS[:, 2].tolist() == form.words_WS[:, 0].tolist()
 
 
 def test_a_norm_is_applied_before(put: Put, path: str) -> None:
