@@ -1,14 +1,16 @@
 """What the scheduler asks of the devices in one step, and what they answer. Plain and picklable."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.model_info import ModelInfo
-from smoe.core.placement import Placement
 from smoe.core.request import TokenLogprob
 from smoe.core.sampling import SamplingParams
 from smoe.core.stats import DraftStats, ExpertStats
+
+if TYPE_CHECKING:  # what is behind it, numpy, would be loaded for every verb
+    from smoe.core.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ class Executor(Protocol):
         """Between steps: from now on experts may take `memory`. Slots over all layers, or why it stays as it was."""
         ...
 
-    def apply_placement(self, placement: Placement, name: str) -> ExpertsMoved | SmoeError:
+    def apply_placement(self, placement: "Placement", name: str) -> ExpertsMoved | SmoeError:
         """Between steps: from now on experts lie, and tokens go, as `placement` says; errors call it `name`.
 
         Returns why everything stays as it was: a ConfigError, PlacementError or CapacityError. An exception means that
