@@ -52,11 +52,11 @@ class ProcessGroup:
         if self.messages:
             self._exchange([rows] * self.size, torch.split(gathered, counts), purpose)
             return gathered
+        if len(set(counts)) > 1:
+            # An all-to-all takes rows of none from a rank; whether an uneven all-gather does is the backend's secret.
+            return self.all_to_all(rows.repeat(self.size, 1), [len(rows)] * self.size, counts, purpose)
         with self._watched(purpose):
-            if len(set(counts)) == 1:
-                dist.all_gather_into_tensor(gathered, rows, group=self._group)
-            else:
-                dist.all_gather(list(torch.split(gathered, counts)), rows, group=self._group)
+            dist.all_gather_into_tensor(gathered, rows, group=self._group)
         self._count(purpose, [rows.nbytes] * self.size)
         return gathered
 
