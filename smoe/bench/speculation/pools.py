@@ -24,7 +24,7 @@ from smoe.sim.sensors import states_after
 from smoe.sim.windowed import window_counts, windowed
 
 TILES = (1, 2, 4, 8, 16)
-FIT_ROWS, FIT_EXPERTS = (1, 2, 4, 9), 6
+FIT_ROWS, FIT_EXPERTS, FIT_REPEATS = (1, 2, 4, 9), 6, 5
 FIXED = "tau 1"
 BOUND = "each expert on its best side"
 CHOICES = (FIXED, "least difference", "least makespan", BOUND)
@@ -40,6 +40,7 @@ class Pools:
             self.table.set(slot, tensors)
         generator = torch.Generator().manual_seed(seed)
         self.x_TD = torch.randn(rows, hidden, generator=generator).to(experts[0].gate.dtype)
+        self.top_k = top_k
         self.pairs_TKD = torch.full((rows, top_k, hidden), torch.nan)
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
@@ -62,6 +63,12 @@ class Pools:
         for side in sides:
             side.result()
         return time.perf_counter() - started
+
+    def each(self, hot_ids: Array, hot: Sequence[int], cold_ids: Array, cold: Sequence[int]) -> tuple[float, float]:
+        """Seconds of either side, begun at once, each with choices of its own."""
+        fast, slow = self._fast(_wide(hot_ids, self.top_k), hot), self._slow(_wide(cold_ids, self.top_k), cold)
+        sides = self.fast.begin(lambda: _timed(fast)), self.slow.begin(lambda: _timed(slow))
+        return sides[0].result(), sides[1].result()
 
     def _fast(self, ids: Array, experts: Sequence[int]) -> Callable[[], None]:
         slots = _slots(ids, experts)
@@ -155,22 +162,23 @@ def _reference(pools: Pools, ids: Array) -> torch.Tensor:
 
 
 def _fit(pools: Pools, num_experts: int, top_k: int, repeats: int) -> tuple[LinearSides, dict[str, Any]]:
-    """Constants of both sides at work together, since that is when they count."""
+    """Constants of both sides at work together, since that is when they count; of experts that change, so that no
+    cache has them. Medians: others may have work on these cores."""
     fast, slow = list[tuple[int, float]](), list[tuple[int, float]]()
     some = min(FIT_EXPERTS, num_experts // 2, top_k)
-    for _ in range(repeats):
-        for rows in FIT_ROWS:
-            if rows <= len(pools.x_TD):
-                ids = np.full((len(pools.x_TD), top_k), -1, np.int32)
-                ids[:rows, :some] = np.arange(some)
-                other = np.full_like(ids, -1)
-                other[:rows, :some] = np.arange(some, 2 * some)
-                background = pools.slow.begin(pools._slow(other, range(some, 2 * some)))
-                fast.append((rows, pools.alone(ids, range(some), fast=True)))
-                background.result()
-                background = pools.fast.begin(pools._fast(ids, range(some)))
-                slow.append((rows, pools.alone(other, range(some, 2 * some), fast=False) / some))
-                background.result()
+    first = 0
+    for rows in FIT_ROWS:
+        if rows > len(pools.x_TD):
+            continue
+        times: list[tuple[float, float]] = []
+        for _ in range(FIT_REPEATS * repeats):
+            mine, others = ([(first + i) % num_experts for i in range(at, at + some)] for at in (0, some))
+            first += 2 * some
+            ids = np.full((len(pools.x_TD), 2 * some), -1, np.int32)
+            ids[:rows] = mine + others
+            times.append(pools.each(ids[:, :some], mine, ids[:, some:], others))
+        fast.append((rows, median(seconds for seconds, _ in times)))
+        slow.append((rows, median(seconds for _, seconds in times) / some))
     tile = min(TILES, key=lambda tile: _miss(fit_sides(fast, slow, tile=tile, experts=some), fast, some))
     return fit_sides(fast, slow, tile=tile, experts=some), {"fast": fast, "slow": slow, "experts": some}
 
@@ -205,6 +213,10 @@ def _rows_of(counts: Array) -> dict[int, int]:
 def _slots(ids: Array, experts: Sequence[int]) -> torch.Tensor:
     """An expert's slot is its number; -1 where another is asked for."""
     return torch.from_numpy(np.where(np.isin(ids, list(experts)), ids, -1).astype(np.int32))
+
+
+def _wide(ids: Array, top_k: int) -> Array:
+    return np.pad(ids, ((0, 0), (0, top_k - ids.shape[1])), constant_values=-1)
 
 
 def _timed(work: Callable[[], None]) -> float:
