@@ -12,7 +12,7 @@ from smoe.answers import Completion, complete
 from smoe.cli.terminal import Streamer
 from smoe.core.client import EngineClient
 from smoe.core.request import Request, TokenLogprob
-from smoe.core.stats import ExpertStats
+from smoe.core.stats import DraftStats, ExpertStats
 from smoe.inbox import Inbox
 
 
@@ -26,12 +26,13 @@ class Run:
     lossy: bool
     tiers: tuple[str, ...]
     emulated_link: str | None
+    draft: DraftStats
 
 
 def collect(client: EngineClient, requests: Sequence[Request], streamer: Streamer | None) -> Run:
     """Runs all requests at the same time; shows each answer while it grows, in the order of the prompts."""
     info = client.info()
-    before = client.stats().experts
+    before = client.stats()
     inbox = Inbox(client)
     submitted_s = time.perf_counter()
     inbox.submit(requests)
@@ -50,8 +51,9 @@ def collect(client: EngineClient, requests: Sequence[Request], streamer: Streame
         completions.append(
             complete(request.prompt_token_ids, arrivals, text=info.has_tokenizer, logprobs=wants_logprobs)
         )
-    experts = client.stats().experts.since(before)
-    return Run(completions, submitted_s, experts, info.lossy, info.expert_tiers, info.emulated_link)
+    after = client.stats()
+    experts, draft = after.experts.since(before.experts), after.draft.since(before.draft)
+    return Run(completions, submitted_s, experts, info.lossy, info.expert_tiers, info.emulated_link, draft)
 
 
 def print_json(run: Run, out: TextIO) -> None:
@@ -148,6 +150,12 @@ def print_table(run: Run) -> None:
     if experts.prefetched:
         ended = f"{experts.prefetch_used:,} on time, {experts.late:,} late, {experts.wasted:,} wasted"
         table.add_row("experts prefetched", f"{experts.prefetched:,}: {ended}")
+    if run.draft.windows:
+        draft = run.draft
+        kept = f"{draft.drafted:,} in {draft.windows:,} windows, {draft.accepted / draft.drafted:.1%} kept"
+        table.add_row("drafted tokens", kept)
+    if run.draft.pauses:
+        table.add_row("drafting paused", f"{run.draft.pauses:,} times: it did not pay")
     if run.lossy:
         slots, mass = (sum(getattr(c, f"substituted_{name}") for c in run.completions) for name in ("slots", "mass"))
         table.add_row("lossy: substituted", f"{slots:,} expert choices of router weight {mass:,.2f}")

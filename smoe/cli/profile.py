@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from smoe.engine.profile_sequences import Piece
 
 NAME = "profile"
-EXAMPLE = options.example("smoe profile --data books.txt.gz --data chats.jsonl --sample 0.1 --out routes.safetensors")
+EXAMPLE = options.example(
+    "smoe profile routes --data books.txt.gz --data chats.jsonl --sample 0.1 --out routes.safetensors"
+)
 
 _PART_TOKENS = 8_192
 
