@@ -52,7 +52,7 @@ class RowOrder:
     def take(self, rows_TD: Tensor, rank: int) -> Tensor:
         """[R, D], those of `rank`."""
         own = self.own(rank)
-        return rows_TD[own] if self.order_T is None else gather(rows_TD, self.order_T[own])
+        return rows_TD[own] if self.order_T is None else _pick(rows_TD, self.order_T[own])
 
 
 def reduce_scatter(partial_TD: Tensor, residual_TD: Tensor, order: RowOrder, group: Group) -> Tensor:
@@ -62,7 +62,7 @@ def reduce_scatter(partial_TD: Tensor, residual_TD: Tensor, order: RowOrder, gro
     each other one its rows: (G - 1) / G of the partials in all, as a ring would.
     """
     own = order.counts[group.rank]
-    packed_TD = partial_TD if order.order_T is None else gather(partial_TD, order.order_T)
+    packed_TD = partial_TD if order.order_T is None else _pick(partial_TD, order.order_T)
     received = group.all_to_all(packed_TD, order.counts, [own] * group.size, "reduce")
     chunks_GRD = received.view(group.size, own, partial_TD.shape[1])
     return reduce_chunks(chunks_GRD, residual_TD.dtype, residual_TD, order.rows(group.rank, residual_TD.device))
@@ -77,7 +77,7 @@ def all_reduce_in_order(partial_TD: Tensor, residual_TD: Tensor, group: Group) -
 def gather_rows(rows_RD: Tensor, order: RowOrder, group: Group, *, purpose: str = "gather") -> Tensor:
     """[T, D], the rows of all ranks in their places, on every rank. The inverse of RowOrder.take."""
     gathered = rows_RD if group.size == 1 else group.all_gather(rows_RD, purpose, order.counts)
-    return gathered if order.order_T is None else gather(gathered, order.places())
+    return gathered if order.order_T is None else _pick(gathered, order.places())
 
 
 def gather_rows_and(rows_RD: Tensor, value_R: Tensor, order: RowOrder, group: Group) -> tuple[Tensor, Tensor]:
@@ -91,4 +91,9 @@ def gather_rows_and(rows_RD: Tensor, value_R: Tensor, order: RowOrder, group: Gr
     if order.order_T is None:
         return rows.contiguous(), values.to(torch.int32)
     places_T = order.places()
-    return gather(rows, places_T), values.index_select(0, places_T).to(torch.int32)
+    return _pick(rows, places_T), values.index_select(0, places_T).to(torch.int32)
+
+
+def _pick(rows_TD: Tensor, index_N: Tensor) -> Tensor:
+    """[N, D]. The kernel on CUDA; elsewhere not its twin, which also looks for places that hold no row."""
+    return gather(rows_TD, index_N) if rows_TD.is_cuda else rows_TD.index_select(0, index_N)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from smoe.clustering.align import align as host_align
 from smoe.clustering.align import capacity_of
 from smoe.collectives.group import Group
 from smoe.collectives.rows import RowOrder, gather_rows, gather_rows_and, reduce_scatter
@@ -84,8 +85,16 @@ class Speculative:
         size, rows = self._group.size, len(self._token_ids_T)
         capacity = capacity_of(rows, size, self._factor)
         second_T = found.second_T % size  # of an id that no table knows it may be any device
-        placed_T = align(found.device_T, second_T, found.confidence_T, size, min(capacity, rows))
-        return RowOrder.by_place(placed_T, size)
+        wishes = (found.device_T, second_T, found.confidence_T)
+        return RowOrder.by_place(_align(*wishes, size, min(capacity, rows)), size)
+
+
+def _align(device_T: Tensor, second_T: Tensor, confidence_T: Tensor, size: int, capacity: int) -> Tensor:
+    if not device_T.is_cpu:
+        return align(device_T, second_T, confidence_T, size, capacity)
+    # The same rule in numpy, whose small operations take a fifth of the time.
+    placed = host_align(device_T.numpy(), second_T.numpy(), confidence_T.numpy(), size, capacity)
+    return torch.from_numpy(placed)
 
 
 def _layer_tables(tables: RoutingTables, index: int, device: torch.device | str) -> LayerTables:
