@@ -6,6 +6,7 @@ A layer that starts to run takes back what it still has in the queue, which is t
 it has run, all that it holds falls to 0 and every expert of utility tau and above is queued at the level of its
 utility. The queue is served from its highest level: who holds a slot gets its score back, who holds none gets the slot
 of lowest score if that is below tau, else it waits. So what the last layers held goes first, then the least useful.
+As long as a layer finds slots that are free, all that it has used is queued: else they would stay empty for long.
 """
 
 import math
@@ -156,10 +157,12 @@ class UtilityLevels(Deaf):
     def victim(self, layers: Sequence[int], evictable: Evictable, wanted: Key, reason: Reason) -> Key | None:
         self._full[wanted[0]], self._victim_for = layers, wanted
         entry = self._heap.first_entry(layers, evictable)
-        if reason is Reason.PREFETCH and wanted in self.queue and (entry is None or entry[0][0] != COLD):
-            self._passed_over.add(wanted)
-            self._restore()
-            return None
+        if reason is Reason.PREFETCH and wanted in self.queue:
+            cold = self.states.of(wanted[0])[wanted[1]] < self._tau[wanted[0]]
+            if cold or entry is None or entry[0][0] != COLD:
+                self._passed_over.add(wanted)
+                self._restore()
+                return None
         return None if entry is None else entry[1]
 
     def heard(self, costs: Costs) -> None:
@@ -200,8 +203,11 @@ class UtilityLevels(Deaf):
             self._scores[key] = (int(score >= self._tau[layer]), score, int(states[expert]), age)
             self._heap.push(key)
         if self.served:
-            for expert in np.flatnonzero(states >= self._tau[layer]).tolist():
-                self.queue.push((layer, expert), int(states[expert]))
+            wanted = set(np.flatnonzero(states >= self._tau[layer]).tolist())
+            if layer not in self._full:
+                wanted |= self._counts.keys() - self._held[layer]
+            for expert in sorted(wanted):
+                self.queue.push((layer, expert), max(1, int(states[expert])))
 
     def _restore(self) -> None:
         """Serves those who hold slots, up to the first who has still to get one."""
@@ -216,8 +222,9 @@ class UtilityLevels(Deaf):
             self.queue.remove(key)
 
     def _raise(self, key: Key) -> None:
-        _, score, utility, age = self._scores[key]
-        self._scores[key] = (HOT, max(score, utility), utility, age)
+        group, score, utility, age = self._scores[key]
+        if utility >= self._tau[key[0]]:
+            self._scores[key] = (max(HOT, group), max(score, utility), utility, age)
 
     def _choose(self, layer: int, states: Array, costs: Costs, objective: Objective) -> None:
         """Time for transfers is what all layers take until this one runs again, shared by all."""

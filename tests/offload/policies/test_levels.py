@@ -28,6 +28,7 @@ class Levels:
         """A pass after which the layer's states are `states`; what it uses holds a slot."""
         self.policy.begin_layer(layer)
         self.policy.demand(routing(layer, [5]))
+        self.policy._counts = {}
         self.set(layer, *states)
         self.policy.touch(layer, list(used))
 
@@ -122,6 +123,25 @@ def test_a_refusal_in_one_pool_does_not_stop_the_others():
     assert levels.plan() == [(0, 1)], "asked for again"
 
 
+def test_free_slots_are_filled_with_what_was_used_and_full_ones_are_not():
+    levels = Levels(tau=2)
+    policy = levels.policy
+
+    def run(layer, *used):
+        policy.begin_layer(layer)
+        policy.demand(routing(layer, used))
+        return levels.plan()
+
+    run(0, 3, 1)
+    assert run(1, 4) == [(0, 1), (0, 3)]
+    policy.admit(0, 1, P)
+    assert policy.score(0, 1) == 0, "in a slot, though of no utility"
+    assert policy.victim(LAYERS, anyone, (0, 3), P) is None, "no slot is free: a cold one moves nobody"
+    assert run(2) == [(0, 3), (1, 4)], "as long as it is not too late"
+    run(0, 2)
+    assert run(1, 4) == [], "neither (0, 2), whose layer has found all slots taken, nor (1, 4), which runs"
+
+
 def test_a_slot_taken_meanwhile_is_asked_for_again():
     levels = Levels()
     levels.policy.admit(0, 0, A)
@@ -190,7 +210,7 @@ def test_the_threshold_is_chosen_when_a_layer_has_run_by_what_was_heard():
     # tau 3 makes 0 alone hot: 2 s on either side.
     assert policy.tau(0) == 3
     assert (policy.balanced[0].fast_s, policy.balanced[0].slow_s) == (2, 2)
-    assert list(policy.queue) == [(0, 0)]
+    assert list(policy.queue) == [(0, 0), (0, 1), (0, 3)], "the hot one, then what may fill free slots"
 
 
 def test_slots_limit_the_threshold():
@@ -245,7 +265,7 @@ def test_the_queue_is_by_level_then_by_arrival(steps):
 def test_whatever_runs_scores_and_queue_fit_together(data, tau, served, slots):
     """Passes over layers in turn with plans carried out as far as slots go."""
     levels = Levels(served, num_experts=4, tau=tau)
-    policy, held = levels.policy, set()
+    policy, held, counted = levels.policy, set(), {}
     for _ in range(data.draw(st.integers(1, 5))):
         policy.begin_epoch()
         for layer in LAYERS:
@@ -258,10 +278,11 @@ def test_whatever_runs_scores_and_queue_fit_together(data, tau, served, slots):
             policy.touch(layer, used)
             pinned = {(layer, expert) for expert in used}
             asked = {(layer, expert) for row in rows for expert in row}
+            counted[layer] = asked
             reason = P if served else D
             for key in levels.plan() if served else sorted(asked - held):
                 assert key not in held
-                assert not served or levels.states.of(key[0])[key[1]] >= tau
+                assert not served or levels.states.of(key[0])[key[1]] >= tau or key in counted[key[0]]
                 if len(held) >= slots:
                     victim = policy.victim(LAYERS, lambda *k: k not in pinned, key, reason)  # noqa: B023
                     if victim is None:
