@@ -9,15 +9,22 @@ from smoe.sim.units import seconds
 @dataclass(frozen=True, slots=True)
 class ComputeModel:
     """`layer_s` before the experts of a layer can be asked for, `row_s` for each row of each expert from its slot, one
-    after the other, and `in_place_s` where the expert is kept, by default as long. Declared."""
+    after the other, and `in_place_s` where the expert is kept, by default as long. Further rows of the same expert in a
+    pass take `further_row_s` each, by default as long as the first, which has to fetch the weights. Declared."""
 
     layer_s: float = 0.0
     row_s: float = 0.0
     in_place_s: float | None = None
+    further_row_s: float | None = None
 
     @property
     def in_place_row_s(self) -> float:
         return self.row_s if self.in_place_s is None else self.in_place_s
+
+    def experts_s(self, experts: int, rows: int) -> float:
+        """`experts` >= 0 from their slots, which have `rows` rows together."""
+        further_s = self.row_s if self.further_row_s is None else self.further_row_s
+        return experts * self.row_s + (rows - experts) * further_s
 
     @classmethod
     def parse(cls, text: str, field: str = "compute") -> "ComputeModel":

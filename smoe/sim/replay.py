@@ -7,8 +7,9 @@ import numpy as np
 
 from smoe.core.route_trace import RouteTrace
 from smoe.offload.cache import View
+from smoe.offload.distinct import distinct
 from smoe.offload.planner import PlannedPass, Planner
-from smoe.offload.policies.protocols import Routing
+from smoe.offload.policies.protocols import Key, Routing
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import Span
 from smoe.sim.link import Link
@@ -35,7 +36,7 @@ class Replay:
     def forward(self, spans: Sequence[Span]) -> None:
         """One pass over all layers for the rows of `spans`."""
         planner, link = self._planner, self._link
-        layer_s, row_s = self._compute.layer_s, self._compute.row_s
+        layer_s, compute = self._compute.layer_s, self._compute
         rows: Any = slice(*spans[0]) if len(spans) == 1 else np.concatenate([np.arange(*span) for span in spans])
         token_ids = self._token_ids[rows]
         single = len(token_ids) == 1
@@ -59,7 +60,7 @@ class Replay:
                 lookahead[rows] if lookahead is not None and planner.wants_lookahead(layer) else None,
             )
             if run is None:
-                self.now += ids.size * row_s
+                self.now += compute.experts_s(ids.size if single else len(distinct(ids)), ids.size)
                 continue
             if run.decision is not None:
                 ids = run.decision.ids
@@ -67,14 +68,14 @@ class Replay:
 
     def _run(self, run: PlannedPass, rows_of: list[int] | None) -> None:
         """One pass; `rows_of` counts rows by expert, None: one each."""
-        planner, link, row_s = self._planner, self._link, self._compute.row_s
+        planner, link = self._planner, self._link
         for view in run.stale:
             if link.try_cancel(view):
                 self.transfers -= 1
                 planner.cancelled(view)
         link.hurry(run.late)
         self._begin(run.start())
-        self.now += row_s * (len(run.hits) if rows_of is None else sum([rows_of[view.expert] for view in run.hits]))
+        self.now += self._experts_s(run.hits, rows_of)
         self._begin(run.retire_hits())
         if run.in_place:
             in_place = len(run.in_place) if rows_of is None else sum([rows_of[expert] for expert in run.in_place])
@@ -98,8 +99,12 @@ class Replay:
                     others = True
             if others:
                 self._begin(run.resume())
-            self.now += row_s * (len(views) if rows_of is None else sum([rows_of[view.expert] for view in views]))
+            self.now += self._experts_s(views, rows_of)
             self._begin(run.retire(views))
+
+    def _experts_s(self, views: Sequence[View], rows_of: list[int] | None) -> float:
+        rows = len(views) if rows_of is None else sum([rows_of[view.expert] for view in views])
+        return self._compute.experts_s(len(views), rows)
 
     def _skip(self, run: PlannedPass) -> None:
         """An expert that gets no slot is still carried, and computed."""
@@ -107,6 +112,20 @@ class Replay:
         self.wait_s += self._link.transfer_s
         self.now += self._link.transfer_s + self._compute.row_s
         self._begin(run.skip())
+
+    def prefetch(self, keys: Sequence[Key]) -> None:
+        """What an engine does with a plan of a draft."""
+        for view in self._planner.foretell(keys):
+            if self._link.try_cancel(view):
+                self.transfers -= 1
+                self._planner.cancelled(view)
+        self._begin(self._planner.start())
+
+    def poll(self) -> None:
+        """Takes in what has arrived up to now, between forwards."""
+        for view in self._link.arrivals(self.now):
+            self._planner.arrived(view)
+        self._begin(self._planner.more())
 
     def _begin(self, views: Sequence[View]) -> None:
         link, now = self._link, self.now

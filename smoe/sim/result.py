@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smoe.core.stats import ExpertStats
+from smoe.sim.drafts import DraftCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class SimResult:
     transfers: int
     seconds: float | None
     link_busy_share: float | None
+    draft: DraftCount | None = None
 
     @property
     def accesses(self) -> int:

@@ -10,11 +10,13 @@ from smoe.offload.cache import Residency
 from smoe.offload.planner import Planner
 from smoe.offload.policies.protocols import Array, Routing
 from smoe.sim.compute import ComputeModel
+from smoe.sim.drafts import DraftCount, SimDraft, windows
 from smoe.sim.forwards import Mode, forwards
 from smoe.sim.link import Link
 from smoe.sim.passes import Forward, blocks
 from smoe.sim.replay import Replay
 from smoe.sim.result import SimResult
+from smoe.sim.speculation import LinkPrefetcher, Speculation
 from smoe.sim.stacked import StackedLink
 
 
@@ -89,15 +91,26 @@ class SteppedRun:
         compute: ComputeModel,
         *,
         timed: bool,
+        draft: SimDraft | None = None,
+        seed: int = 0,
     ) -> None:
-        """Times are in the result where it is `timed`."""
+        """Times are in the result where it is `timed`. What a `draft` gets wrong is drawn from `seed`."""
         self.setting = setting
         self._trace, self._residency, self._planner, self._timed = trace, residency, planner, timed
         self._link = link
         self._replay = Replay(trace, planner, link, compute)
+        self._draft, self._seed, self._speculation = draft, seed, None
+        if draft is not None:
+            prefetcher = LinkPrefetcher(
+                self._replay, planner, residency, link, trace.layers, max(1, setting.expert_bytes)
+            )
+            self._speculation = Speculation(trace, draft, self._replay, planner, prefetcher)
 
     def play(self) -> Iterator[int]:
         """Tokens that each forward took."""
+        if self._draft is not None and self._speculation is not None:
+            yield from self._speculation.play(windows(self._trace, self.setting.mode, self._draft, self._seed))
+            return
         for spans in forwards(self._trace, self.setting.mode, self.setting.batch):
             self._replay.forward(spans)
             yield sum(end - start for start, end in spans)
@@ -118,6 +131,7 @@ class SteppedRun:
             seconds=replay.now if self._timed else None,
             busy_s=link.busy_s,
             from_disk=link.from_disk if isinstance(link, StackedLink) else None,
+            draft=None if self._speculation is None else self._speculation.count,
         )
 
 
@@ -160,6 +174,7 @@ def _result(
     seconds: float | None = None,
     busy_s: float = 0.0,
     from_disk: int | None = None,
+    draft: DraftCount | None = None,
 ) -> SimResult:
     """`from_disk` of the transfers came over two links, the others over the last one alone; None: there is one."""
     size = setting.expert_bytes
@@ -183,4 +198,5 @@ def _result(
         transfers=transfers,
         seconds=seconds,
         link_busy_share=None if seconds is None else busy_s / (seconds or 1.0),  # it was idle if no time passed
+        draft=draft,
     )

@@ -1,5 +1,6 @@
 """One trace, one combination of policies, one capacity: what the engine would have counted."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from smoe.offload.policies.protocols import Costs, PolicySet
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.sim import passes
 from smoe.sim.compute import ComputeModel
+from smoe.sim.drafts import SimDraft
 from smoe.sim.forwards import MODES, Mode
 from smoe.sim.instant import InstantCache, works_for
 from smoe.sim.link import Link
@@ -42,6 +44,7 @@ def simulate(
     pause_share: float | None = None,
     costs: Costs | None = None,
     host: HostPart | None = None,
+    draft: SimDraft | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> SimResult:
@@ -53,7 +56,7 @@ def simulate(
     `max_background` and `pause_share` are the Planner's; by default prefetching never pauses itself here. `costs` are
     what miss=auto compares, by default those of `link` and `compute`. Every expert can be computed in place, unless
     there is a `host` part: then `link` is from host memory, which keeps no more than that, and the result's bytes from
-    the disk are those of what it lacked.
+    the disk are those of what it lacked. With a `draft` single tokens become windows.
     `on_progress` gets the tokens done so far. Raises ConfigError.
     """
     run = start(
@@ -70,6 +73,7 @@ def simulate(
         pause_share=pause_share,
         costs=costs,
         host=host,
+        draft=draft,
         seed=seed,
     )
     play(trace, [run], on_progress)
@@ -91,6 +95,7 @@ def start(
     pause_share: float | None = None,
     costs: Costs | None = None,
     host: HostPart | None = None,
+    draft: SimDraft | None = None,
     seed: int = 0,
     future: Future | None = None,
 ) -> InstantRun | SteppedRun:
@@ -107,6 +112,7 @@ def start(
         mode=mode,
         batch=batch,
         host=host,
+        draft=draft,
         seed=seed,
         future=future,
         need_future=True,
@@ -122,7 +128,7 @@ def start(
         num_slots=num_slots,
         expert_bytes=expert_bytes or 0,
     )
-    if link is None and pause_share is None and works_for(policies):
+    if link is None and pause_share is None and draft is None and works_for(policies):
         cache = InstantCache(num_slots, layers, policies, floor=floor, max_background=max_background)
         return InstantRun(setting, trace, cache)
     residency = Residency(num_slots, layers, policies.eviction, floor=floor)
@@ -146,8 +152,12 @@ def start(
         pause_share=pause_share,
         hold=hold,
         costs=costs or usual,
+        plan_order="deadline" if draft is None else draft.order,
+        max_planned=None if draft is None else draft.max_planned,
     )
-    return SteppedRun(setting, trace, residency, planner, carrier, compute, timed=link is not None)
+    return SteppedRun(
+        setting, trace, residency, planner, carrier, compute, timed=link is not None, draft=draft, seed=seed
+    )
 
 
 def _hold_all(layer: int, experts: Sequence[int]) -> frozenset[int]:
@@ -173,6 +183,7 @@ def check(
     mode: Mode = "recorded",
     batch: int = 1,
     host: HostPart | None = None,
+    draft: SimDraft | None = None,
     seed: int = 0,
     future: Future | None = None,
     need_future: bool = False,
@@ -196,12 +207,26 @@ def check(
     if not trace.num_tokens:
         raise ConfigError("trace", "0 tokens", "at least one token")
     num_slots = slots_of(trace, memory, expert_bytes)
+    if draft is not None:
+        num_slots = _beside(draft, num_slots, trace, mode, batch)
     geometry = Geometry(layers=trace.layers, num_experts=trace.num_experts, top_k=trace.top_k)
     if spec.needs_future and future is None:
         future = passes.future(trace, mode, batch) if need_future else Future.of([])
     policies = spec.build(geometry, seed=seed, future=future)
     _check_needs(trace, spec, policies)
     return Checked(spec, memory, num_slots, policies)
+
+
+def _beside(draft: SimDraft, num_slots: int, trace: RouteTrace, mode: Mode, batch: int) -> int:
+    """Slots that a draft leaves."""
+    if batch > 1 or mode == "prefill":
+        raise ConfigError("draft", draft.tokens, "one sequence at a time, token by token: batch 1, not mode prefill")
+    layers = len(trace.layers)
+    taken: int = math.ceil(draft.bytes_share * layers * trace.num_experts)
+    if num_slots - taken < layers:
+        limit = f"leaves {num_slots - taken} of {num_slots} slots for {layers} layers, at least one each is needed"
+        raise ConfigError("draft_bytes_share", draft.bytes_share, limit)
+    return num_slots - taken
 
 
 def slots_of(trace: RouteTrace, memory: ExpertMemory, expert_bytes: int | None) -> int:
