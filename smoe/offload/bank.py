@@ -211,8 +211,8 @@ class OffloadedBank:
             self._arena.release(slot)
 
     def refill(self, keys: Sequence[Key]) -> None:
-        """Between forwards: `keys`, no more than there are slots, become the resident experts, brought in in this
-        order, so that what follows does not depend on what ran before. Waits for them; what cannot be read is left out.
+        """Between forwards: `keys`, no more than there are slots, become resident, brought in in this order. If they
+        fill all slots, what follows does not depend on what ran before. Waits; what cannot be read is left out.
         """
         num_slots = self._residency.num_slots
         self.resize(len(self._layers))

@@ -49,6 +49,20 @@ def test_bits_stay_and_the_bound_holds(files, eviction, poison):
     bank.close()
 
 
+def test_a_refill_leaves_the_named_experts_whatever_ran_before(files):
+    bank, resident = files.offloaded(torch.float32, 3), files.resident(torch.float32)
+    calls = random_calls(files, torch.float32, [33, 33, 33, 1, 4, 2, 3])
+    for call in calls[:3]:
+        apply(bank, call)
+    named = sorted(bank.resident())
+    for call in calls[3:]:
+        assert torch.equal(apply(bank, call), apply(resident, call))
+        bank.refill(named)
+        bank.check_integrity()
+        assert sorted(bank.resident()) == named
+    bank.close()
+
+
 @pytest.mark.parametrize("num_slots", [2, 22])
 def test_sizes_that_cannot_be(files, num_slots):
     store = GatedStore(lambda key: key[0] == 2)
