@@ -91,7 +91,7 @@ def test_more_than_is_free_is_refused(builtin: Checkpoint, free: list[int]) -> N
     with pytest.raises(ConfigError, match=r"expert_memory: 'all' \(21233664 bytes of experts, but \d+ bytes are free"):
         plan_memory(builtin, EngineConfig(max_num_batched_tokens=4096))
     assert plan_memory(builtin, EngineConfig(max_num_batched_tokens=64, max_num_seqs=1)).kv_rows == 1024
-    free[0] = 2_905_728 + 21_233_664 + plan._workspace_bytes(builtin.spec, EngineConfig(max_num_seqs=1))
+    free[0] = 2_905_728 + 21_233_664 + plan._workspace_bytes(builtin.spec, EngineConfig(max_num_seqs=1), 0)
     with pytest.raises(CapacityError, match="KV memory: 0 bytes are left"):
         plan_memory(builtin, EngineConfig(max_num_seqs=1))
 
