@@ -27,6 +27,13 @@ SURFACE = {
     "chat": sorted(
         [*COMMON, *SAMPLING, *DEPLOYMENT, *DRAFT, "--expert-memory-max", "--expert-tier", "--in-process", "--threads"]
     ),
+    "serve": sorted(
+        [
+            *(*COMMON, *DEPLOYMENT, *DRAFT, "--api-key", "--drain-timeout", "--expert-link", "--expert-memory-max"),
+            *("--expert-tier", "--host", "--in-process", "--max-body-bytes", "--max-num-batched-tokens"),
+            *("--max-num-seqs", "--max-queue", "--port", "--request-timeout", "--served-model-name", "--threads"),
+        ]
+    ),
     "plan": sorted(
         [
             *(*COMMON, "--expert-link", "--expert-memory-max", "--expert-tier", "--json", "--max-num-seqs"),

@@ -1,0 +1,58 @@
+"""What is compared: each method has the same memory for experts, draft included."""
+
+from dataclasses import dataclass
+
+from smoe.core.config import EngineConfig
+from smoe.core.draft import LOOKUP_DRAFT, SELF_DRAFT, DraftConfig, PrefetchTiming
+from smoe.offload.policies.spec import parse_policies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """`unshared`: the draft has weights of its own beside the experts, and a KV cache of its own, as SpecMoEOff's; that
+    many bytes are missing from the experts' memory."""
+
+    name: str
+    policy: str = "evict=lru"
+    draft: DraftConfig | None = None
+    unshared: bool = False
+
+    def config(self, model: str, budget_bytes: int, other_bytes: int, *, tier: str, seqs: int) -> EngineConfig:
+        """`other_bytes` are those of the weights beside the experts."""
+        budget = budget_bytes - (other_bytes if self.unshared else 0)
+        return EngineConfig(
+            model=model,
+            expert_memory=f"{budget}B",
+            expert_policy=str(parse_policies(self.policy)),
+            expert_tier=tier,
+            draft=self.draft,
+            max_num_seqs=seqs,
+        )
+
+
+def self_draft(tokens: int, prefetch: PrefetchTiming = "adaptive") -> DraftConfig:
+    return DraftConfig(model=SELF_DRAFT, tokens=tokens, prefetch=prefetch, auto_off=False)
+
+
+DEMAND = Method(name="demand LRU")
+LOOKAHEAD = Method(name="next-layer look-ahead", policy="evict=lru,prefetch=gate:width=2")
+
+
+def fixed(tokens: int) -> Method:
+    return Method(name="fixed checkpoints, unshared", draft=self_draft(tokens, "fixed"), unshared=True)
+
+
+def adaptive(tokens: int) -> Method:
+    return Method(name="INT4 self-draft", draft=self_draft(tokens))
+
+
+def lookup(tokens: int) -> Method:
+    draft = DraftConfig(model=LOOKUP_DRAFT, tokens=tokens, prefetch="none", auto_off=False)
+    return Method(name="prompt look-up", draft=draft)
+
+
+def original(tokens: int) -> Method:
+    """The built-in model itself drafts for its inflated twin: nearly free and nearly always right, so a bound on what
+    any draft can bring, and no method."""
+    draft = DraftConfig(model="builtin", tokens=tokens, prefetch="none", auto_off=False)
+    return Method(name="ideal draft (the model before inflation)", draft=draft)
