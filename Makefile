@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help venv demo test test-slow test-net lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality bench-regroup bench-comm gpu-check clean
+.PHONY: help venv demo test test-slow test-net lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality bench-regroup bench-comm bench-speculation gpu-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -70,6 +70,9 @@ bench-regroup: $(VENV)/.dev-stamp  ## experts grouped by device: locality on hel
 
 bench-comm: $(VENV)/.dev-stamp  ## schedules and placements behind shaped links (needs root); QUICK=1 for two minutes
 	$(BIN)/smoe bench comm $(if $(QUICK),--quick)
+
+bench-speculation: $(VENV)/.dev-stamp  ## drafts against demand paging at equal memory; QUICK=1 for minutes
+	$(BIN)/smoe bench speculation $(if $(QUICK),--quick)
 
 bench-offload: $(VENV)/.dev-stamp  ## decode from disk against its bound and against peers; QUICK=1 for minutes
 	$(BIN)/smoe bench offload $(if $(QUICK),--quick)

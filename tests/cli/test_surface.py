@@ -48,6 +48,7 @@ SURFACE = {
     "bench offload": ["--cache", "--help", "--out", "--policies", "--quick", "--skip-peers"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
     "bench regroup": ["--data", "--help", "--in-process", "--out", "--parts", "--quick"],
+    "bench speculation": ["--cache", "--help", "--out", "--quick"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
     "profile depth": [
         *("--draft", "--draft-group-size", "--dtype", "--expert-link", "--expert-memory", "--expert-policy"),

@@ -47,12 +47,12 @@ def adaptive(tokens: int) -> Method:
 
 
 def lookup(tokens: int) -> Method:
-    draft = DraftConfig(model=LOOKUP_DRAFT, tokens=tokens, prefetch="none", auto_off=False)
+    draft = DraftConfig(model=LOOKUP_DRAFT, tokens=tokens, auto_off=False)
     return Method(name="prompt look-up", draft=draft)
 
 
 def original(tokens: int) -> Method:
     """The built-in model itself drafts for its inflated twin: nearly free and nearly always right, so a bound on what
     any draft can bring, and no method."""
-    draft = DraftConfig(model="builtin", tokens=tokens, prefetch="none", auto_off=False)
+    draft = DraftConfig(model="builtin", tokens=tokens, auto_off=False)
     return Method(name="ideal draft (the model before inflation)", draft=draft)
