@@ -14,13 +14,17 @@ from smoe.bench.result import Figure, Result
 from smoe.bench.speculation import methods, routes
 from smoe.bench.speculation.measure import Engine, Run
 from smoe.bench.speculation.methods import Method
+from smoe.bench.speculation.pools import measure_pools
 from smoe.bench.speculation.prompts import prompt_sets
 from smoe.bench.speculation.report import GOAL_RECALL, draft_figures, ratio_figure, same_answers, tpot_ms
+from smoe.bench.speculation.utility import measure_utility
+from smoe.core.packaged_traces import open_trace
 from smoe.models.bank import ResidentBank
 from smoe.models.loading import open_checkpoint
 from smoe.offload.draft_bank import make_int4_bank
 
 PROMPT_TOKENS = 24
+HOST_BYTES_PER_S, DRAFT_S = 8e9, 0.06  # declared, for the simulation of utility alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ def run(*, quick: bool, cache: Path) -> Result:
     bench.ablate(max(size.percents), depth)
     bench.in_memory(max(size.percents), depth)
     bench.batches(max(size.percents), depth)
+    bench.utility()
     return bench.result
 
 
@@ -65,7 +70,10 @@ class _Bench:
         self.result = Result(name="speculation-quick" if quick else "speculation", config=config)
         self._checkpoint = open_checkpoint(self._folder)
         spec = self._checkpoint.spec
-        experts = [(layer, e) for layer in spec.moe_layers for e in range(spec.moe(layer).router.num_experts)]
+        self._recall = 1.0
+        experts = self._experts = [
+            (layer, e) for layer in spec.moe_layers for e in range(spec.moe(layer).router.num_experts)
+        ]
         self._expert_bytes = sum(
             self._checkpoint.expert_source(*key).assembled_nbytes(torch.bfloat16) for key in experts
         )
@@ -105,6 +113,7 @@ class _Bench:
                 bound=read,
             )
         )
+        self._recall = recalls[1]
         value = recalls[9] if 9 in recalls else recalls[max(recalls)]
         self.result.add(
             Figure(
@@ -193,6 +202,31 @@ class _Bench:
         self.result.samples["batches"] = {
             name: {str(batch): run.plain() for batch, run in runs.items()} for name, runs in found.items()
         }
+
+    def utility(self) -> None:
+        """Counts as a sensor (MoE-SpAc): costs of two cores as measured, a declared link from host memory."""
+        self.note("utility: two cores, one layer")
+        layer = self._checkpoint.spec.moe_layers[0]
+        trace = open_trace("builtin")
+        experts = self._checkpoint.read_layer(layer, dtype=torch.bfloat16)
+        pools = measure_pools(experts, trace, hidden=self._checkpoint.spec.hidden)
+        fetch_s = self._expert_bytes / len(self._experts) / HOST_BYTES_PER_S
+        self.result.samples["pools"] = pools["samples"]
+        for figure in pools["summary"]:
+            self.result.add(figure)
+        for name in ("builtin", "gpt-oss-20b"):
+            self.note(f"utility: {name}")
+            found = measure_utility(
+                open_trace(name),
+                sides=pools["sides"],
+                fetch_s=fetch_s,
+                draft_s=DRAFT_S,
+                draft_recall=self._recall,
+                name=name,
+            )
+            self.result.samples[f"utility, {name}"] = {"of": found["of"], **found["samples"]}
+            for figure in found["summary"]:
+                self.result.add(replace(figure, figure=f"{name}: {figure.figure}"))
 
     def _turns(self, percent: int, compared: Sequence[Method], tier: str = "disk") -> dict[str, dict[str, list[Run]]]:
         """Every method on every prompt, in turn: neighbours in time are paired. By method and set."""

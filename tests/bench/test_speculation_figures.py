@@ -1,0 +1,63 @@
+"""Figures of the speculation benchmark from runs and readings made by hand."""
+
+import numpy as np
+import pytest
+
+from smoe.bench.speculation.measure import Run
+from smoe.bench.speculation.prompts import GSM8K, prompt_sets
+from smoe.bench.speculation.report import draft_figures, ratio_figure, same_answers
+from smoe.bench.speculation.routes import Reading, agreement, recall, union_size
+from smoe.core.stats import DraftStats, ExpertStats
+
+MODEL = Reading(np.array([1, 2, 3, 4]), np.array([[[0, 1], [1, 2], [5, 6], [5, 6]]]))
+DRAFT = Reading(np.array([1, 2, 3, 9]), np.array([[[0, 1], [1, 3], [5, 6], [5, 7]]]))
+
+
+def run_of(decode_s: float, answer: int = 1, sequences: int = 1, **experts: float) -> Run:
+    return Run(
+        sequences=sequences,
+        tokens=10 * sequences,
+        decode_s=decode_s,
+        experts=ExpertStats(**experts),  # type: ignore[arg-type]
+        draft=DraftStats(windows=4, drafted=16, accepted=12, draft_s=0.2, verify_s=0.6),
+        answers=((answer,),) * sequences,
+    )
+
+
+def test_recall_counts_distinct_experts_of_a_window() -> None:
+    assert agreement([MODEL], [DRAFT]) == 0.75
+    assert recall([MODEL], [DRAFT], 1) == 6 / 8
+    assert recall([MODEL], [DRAFT], 2) == 4 / 5  # {0,1,2} of which 0 and 1; {5,6} of which both
+    assert union_size([MODEL], 1) == 2
+    assert union_size([MODEL], 2) == 2.5
+    assert union_size([MODEL], 3) == 5  # a rest of one token is no window of three
+
+
+def test_time_a_token_is_that_of_each_sequence() -> None:
+    assert run_of(1.0).tpot_s == pytest.approx(0.1)
+    assert run_of(1.0, sequences=4).tpot_s == pytest.approx(0.1)
+
+
+def test_ratio_is_the_mean_over_sets_of_paired_times() -> None:
+    base = {"a": [run_of(2.0), run_of(4.0)], "b": [run_of(1.0)]}
+    fast = {"a": [run_of(1.0), run_of(2.0)], "b": [run_of(1.0)]}
+    figure = ratio_figure("60 %", fast, base, "draft", "demand", goal=True)
+    assert figure.value == pytest.approx((2.0 + 1.0) / 2)
+    assert figure.met is True
+    assert "best a" in (figure.bound or "")
+    assert ratio_figure("60 %", base, fast, "demand", "draft", goal=True).met is False
+    assert same_answers(fast, base)
+    assert not same_answers({"b": [run_of(1.0, answer=2)]}, base)
+
+
+def test_hits_and_hidden_time_are_of_all_uses_and_transfers() -> None:
+    run = run_of(1.0, hits=90, late=5, cold_misses=4, collision_misses=1, wait_s=0.25, transfer_s=1.0)
+    kept, hits, hidden = draft_figures("60 %", {"a": [run]}, 4)
+    assert (kept.value, hits.value, hidden.value) == pytest.approx((75.0, 90.0, 75.0))
+    assert (hits.met, hidden.met) == (False, True)
+
+
+def test_five_sets_of_prompts() -> None:
+    sets = prompt_sets(lambda text: [ord(c) for c in text], 3, 20)
+    assert list(sets) == ["prose", "dialogue", "code", "maths", GSM8K]
+    assert all(len(prompts) == 3 and all(0 < len(p) <= 20 for p in prompts) for prompts in sets.values())
