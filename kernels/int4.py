@@ -26,8 +26,10 @@ from smoe.kernels.slots import ExpertTensors
 BLOCK = 32
 GROUP_SIZES = (32, 64, 128)
 FORMAT_VERSION = 1
+TINY = 1e-30  # in quantise.c
 RATIOS = (7.0, *(-5.75 - 0.25 * i for i in range(16)))
-"""What the group's largest weight may become as a code: 7 is plain rounding to nearest, the rest are searched too."""
+"""What the group's largest weight may become as a code: 7 is plain rounding to nearest, the rest are searched too.
+Up to 32."""
 
 
 class Int4Tensors(NamedTuple):
@@ -105,6 +107,7 @@ def quantise_ref(weight_NK: Tensor, group_size: int, *, search: bool = True) -> 
     w_NGg = torch.nn.functional.pad(weight_NK.float(), (0, groups * group_size - columns)).view(rows, groups, -1)
     most_NG1, least_NG1 = w_NGg.amax(-1, keepdim=True), w_NGg.amin(-1, keepdim=True)
     largest_NG1 = torch.where(most_NG1 >= -least_NG1, most_NG1, least_NG1)
+    largest_NG1 = torch.where(largest_NG1.abs() < TINY, 0.0, largest_NG1)
     best_q = best_scale = best_error = None
     for ratio in RATIOS if search else RATIOS[:1]:
         scale_NG1 = (largest_NG1 * torch.tensor(1.0 / ratio, dtype=torch.float32)).to(torch.bfloat16).float()
