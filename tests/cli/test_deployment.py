@@ -65,7 +65,11 @@ def test_without_a_file_flags_are_all_there_is(smoe: Callable, tmp_path: Path) -
         (FILE, ("--in-process",), r"tensor_parallel_size: 2 \(1 with --in-process"),
         ("cluster: {cpus: 2}", ("--in-process",), r"d.yaml: cluster.cpus: 2 \(has no effect with --in-process\)"),
         ("engine: {speed: fast}", (), r"d.yaml: engine.speed: 'fast' \(no such field; one of device"),
-        (FILE, ("--expert-memory", "25%"), r"expert_memory: '25%' \(all on several devices\)"),
+        (
+            FILE,
+            ("--expert-memory", "25%", "--expert-policy", "evict=lru,prefetch=gate"),
+            r"policies.prefetch: 'gate' \(none on several devices",
+        ),
         ("engine: {device: cuda}\nparallel: {tensor_parallel_size: 2}", (), r"device: 'cuda' \(auto or cpu"),
         (FILE, ("--placement", "nowhere"), r"nowhere"),
     ],

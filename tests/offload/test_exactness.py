@@ -156,7 +156,13 @@ def test_the_built_in_model_at_every_capacity(sequences: int) -> None:
 
 
 POLICIES = [f"evict={name}" for name, policy in CATALOG["evict"].items() if not policy.needs_future]
-PREFETCHES = ["none", *(name for name, policy in CATALOG["prefetch"].items() if "none" != name != "oracle")]
+PREFETCHES = [name for name in CATALOG["prefetch"] if name not in ("oracle", "utility")]
+SHARED = [f"evict=utility:{state},prefetch=utility" for state in ("inertial", "adaptive")]
+"""Where prefetching goes by the eviction's own score."""
+
+
+def combined(evictions: list[str]) -> list[str]:
+    return [f"{eviction},prefetch={prefetch}" for eviction in evictions for prefetch in PREFETCHES] + SHARED
 
 
 @pytest.fixture(scope="module")
@@ -166,17 +172,13 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(config, tmp_path_factory.mktemp("policies"), **how)
 
 
-@pytest.mark.parametrize("prefetch", PREFETCHES)
-@pytest.mark.parametrize("eviction", POLICIES)
-def test_every_lossless_policy(qwen3: Path, eviction: str, prefetch: str) -> None:
-    policy = f"{eviction},prefetch={prefetch}"
+@pytest.mark.parametrize("policy", combined(POLICIES))
+def test_every_lossless_policy(qwen3: Path, policy: str) -> None:
     for sequences in (1, 4):
         capacities = ["1", "2", "3", "6", "0.4"]
         assert_same_bits(load(qwen3, torch.float32), capacities, policy, sequences=sequences, prompt=5, steps=6)
 
 
-@pytest.mark.parametrize("prefetch", PREFETCHES)
-@pytest.mark.parametrize("eviction", ["evict=lru", "evict=least-stale"])
-def test_policies_on_the_built_in_model(eviction: str, prefetch: str) -> None:
-    policy = f"{eviction},prefetch={prefetch}"
+@pytest.mark.parametrize("policy", combined(["evict=lru", "evict=least-stale"]))
+def test_policies_on_the_built_in_model(policy: str) -> None:
     assert_same_bits(load("builtin", torch.float32), ["1", "7", "25%"], policy, sequences=1, prompt=30, steps=64)
