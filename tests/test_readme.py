@@ -12,7 +12,10 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"`(smoe [^`]+)`", README)
 TARGETS = sorted(set(re.findall(r"`?make ([a-z-]+)", README)))
-LONG = ("smoe convert inflate", "smoe chat", "smoe doctor", "smoe profile", "smoe regroup", "smoe placement")
+LONG = (
+    *("smoe convert inflate", "smoe chat", "smoe doctor", "smoe profile", "smoe regroup", "smoe placement"),
+    "smoe serve",
+)
 
 
 def _run(command: str, tmp_path: Path, *extra: str) -> subprocess.CompletedProcess[str]:
