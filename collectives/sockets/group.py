@@ -48,7 +48,7 @@ class SocketGroup:
         return gathered
 
     def all_reduce(self, values: Tensor, purpose: str) -> Tensor:
-        """Each rank sums its share of the values and tells the others: half as many messages as bytes would allow."""
+        """Each rank sums its share of the values, in ascending place, and tells the others. Changes nothing."""
         flat = values.contiguous().view(-1)
         shares = flat.tensor_split(self.size)
         own = shares[self.rank]

@@ -94,20 +94,11 @@ def expert_table(moe_spec: MoESpec, hidden: int, num_slots: int) -> ExpertTable:
     )
 
 
-class ResidentBank:
-    """Every expert in memory, one table a layer. `read(layer, expert)` delivers the weights once, at load."""
+class InMemory:
+    """What banks have in common whose experts never move: nothing to foresee, and every use is a hit."""
 
     needs_logits = False
-
-    def __init__(self, spec: DecoderSpec, read: Callable[[int, int], ExpertTensors]) -> None:
-        self._tables: dict[int, ExpertTable] = {}
-        self._accesses = 0
-        for layer in spec.moe_layers:
-            moe_spec = spec.moe(layer)
-            table = expert_table(moe_spec, spec.hidden, moe_spec.router.num_experts)
-            for expert in range(moe_spec.router.num_experts):
-                table.set(expert, read(layer, expert))
-            self._tables[layer] = table
+    _accesses = 0
 
     def use_lookahead(self, lookahead: Lookahead) -> None:
         return
@@ -117,6 +108,25 @@ class ResidentBank:
 
     def substitutions(self) -> None:
         return None
+
+    def stats(self) -> ExpertStats:
+        return ExpertStats(hits=self._accesses)
+
+    def check_integrity(self) -> None:
+        return
+
+
+class ResidentBank(InMemory):
+    """Every expert in memory, one table a layer. `read(layer, expert)` delivers the weights once, at load."""
+
+    def __init__(self, spec: DecoderSpec, read: Callable[[int, int], ExpertTensors]) -> None:
+        self._tables: dict[int, ExpertTable] = {}
+        for layer in spec.moe_layers:
+            moe_spec = spec.moe(layer)
+            table = expert_table(moe_spec, spec.hidden, moe_spec.router.num_experts)
+            for expert in range(moe_spec.router.num_experts):
+                table.set(expert, read(layer, expert))
+            self._tables[layer] = table
 
     def apply(
         self,
@@ -129,12 +139,6 @@ class ResidentBank:
     ) -> torch.Tensor:
         self._accesses += ids_TK.shape[1] if len(ids_TK) == 1 else _count_distinct(ids_TK)
         return moe(x_TD, ids_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
-
-    def stats(self) -> ExpertStats:
-        return ExpertStats(hits=self._accesses)
-
-    def check_integrity(self) -> None:
-        return
 
     def close(self) -> None:
         self._tables.clear()

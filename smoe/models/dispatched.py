@@ -9,7 +9,7 @@ from smoe.collectives.dispatch import Dispatched, Dispatcher
 from smoe.collectives.schedules.protocol import Schedule
 from smoe.core.stats import ExpertStats
 from smoe.kernels import ExpertTable, ExpertTensors, moe
-from smoe.models.bank import ExpertBank, Lookahead, Substitutions, expert_table
+from smoe.models.bank import ExpertBank, InMemory, Lookahead, Substitutions, expert_table
 from smoe.models.informed import Informed
 from smoe.models.spec import DecoderSpec
 
@@ -42,10 +42,8 @@ class HeldExperts:
         return self.tables[layer].tensors(int(self.expert2slot[layer][expert]))
 
 
-class RankBank:
+class RankBank(InMemory):
     """An ExpertBank of some experts, all in memory. It is asked for no others."""
-
-    needs_logits = False
 
     def __init__(
         self, spec: DecoderSpec, experts: Mapping[int, Sequence[int]], read: Callable[[int, int], ExpertTensors]
@@ -54,20 +52,10 @@ class RankBank:
         self._spec = spec
         self.held = self.hold(experts, read)
         """Another one may take its place between two forwards."""
-        self._accesses = 0
 
     def hold(self, experts: Mapping[int, Sequence[int]], read: Callable[[int, int], ExpertTensors]) -> HeldExperts:
         """What may become `held`; changes nothing."""
         return HeldExperts(self._spec, experts, read)
-
-    def use_lookahead(self, lookahead: Lookahead) -> None:
-        return
-
-    def begin_forward(self, token_ids_T: Tensor) -> None:
-        return
-
-    def substitutions(self) -> None:
-        return None
 
     def apply(
         self,
@@ -81,12 +69,6 @@ class RankBank:
         self._accesses += int(np.count_nonzero(np.bincount(ids_TK.cpu().numpy().ravel() + 1)[1:]))
         slots_TK = self.held.expert2slot[layer][ids_TK.long()]
         return moe(x_TD, slots_TK, ids_TK, weights_TK, self.held.tables[layer], residual=residual_TD)
-
-    def stats(self) -> ExpertStats:
-        return ExpertStats(hits=self._accesses)
-
-    def check_integrity(self) -> None:
-        return
 
     def close(self) -> None:
         self.held.tables.clear()

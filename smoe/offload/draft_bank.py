@@ -9,9 +9,8 @@ import numpy.typing as npt
 import torch
 
 from smoe.core.errors import ConfigError
-from smoe.core.stats import ExpertStats
 from smoe.kernels import Int4Table, Int4Tensors, moe
-from smoe.models.bank import Lookahead
+from smoe.models.bank import InMemory
 from smoe.models.loading import Checkpoint
 from smoe.models.quantised import expert_of
 from smoe.models.quantised_file import load_int4
@@ -22,10 +21,8 @@ Routed = Callable[[int, npt.NDArray[Any]], None]
 """(layer, ids i32 [T, K]): what the draft's router chose, before its experts run."""
 
 
-class Int4Bank:
+class Int4Bank(InMemory):
     """As ResidentBank over the weights in 4 bits. Tells `routed`, which may be set anew, of every layer's choices."""
-
-    needs_logits = False
 
     def __init__(
         self,
@@ -38,7 +35,6 @@ class Int4Bank:
         """`layers` as quantise_layers yields them, on the device that computes."""
         self.routed = routed
         self.nbytes = sum(part.nbytes for layer in layers.values() for part in layer if part is not None)
-        self._accesses = 0
         self._tables: dict[int, Int4Table] = {}
         for layer in spec.moe_layers:
             moe_spec = spec.moe(layer)
@@ -55,15 +51,6 @@ class Int4Bank:
                 table.set(expert, expert_of(layers[layer], expert))
             self._tables[layer] = table
 
-    def use_lookahead(self, lookahead: Lookahead) -> None:
-        return
-
-    def begin_forward(self, token_ids_T: torch.Tensor) -> None:
-        return
-
-    def substitutions(self) -> None:
-        return None
-
     def apply(
         self,
         layer: int,
@@ -78,12 +65,6 @@ class Int4Bank:
             self.routed(layer, ids)
         self._accesses += ids.size if len(ids) == 1 else len(np.unique(ids))
         return moe(x_TD, ids_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
-
-    def stats(self) -> ExpertStats:
-        return ExpertStats(hits=self._accesses)
-
-    def check_integrity(self) -> None:
-        return
 
     def close(self) -> None:
         self._tables.clear()

@@ -106,7 +106,7 @@ class _Routes:
         return {"prompt": text}
 
     async def health(self) -> JSONResponse:
-        """200 while answers can be had; `degraded` while they wait for a device that is being replaced."""
+        """200 while requests are taken; else 503, and why: loading, draining, failed, closed."""
         engine = self._engine
         if engine.phase != "running":
             error = {"status": engine.phase, **({} if engine.failure is None else {"error": engine.failure})}

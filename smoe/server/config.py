@@ -8,7 +8,7 @@ from smoe.core.errors import ConfigError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """`served_model_name` is what clients call the model; None: the name of its folder. With `api_key` every route but
-    /health and /metrics wants it as a bearer token.
+    /health wants it as a bearer token.
 
     `max_body_bytes` of a request; `max_queue` answers in flight, running and waiting together (a request for n answers
     counts n), beyond which requests get 429; `request_timeout_s` from the arrival of a request to its last token;

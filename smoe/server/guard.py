@@ -13,7 +13,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-_OPEN = ("/health", "/metrics", "/ping")
+_OPEN = "/health"
 
 
 class _TooLarge(Exception):
@@ -57,7 +57,7 @@ class Guard:
             await self._too_large(seen).response()(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
-        if self._key is not None and scope["path"] not in _OPEN:
+        if self._key is not None and scope["path"] != _OPEN:
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not secrets.compare_digest(given.strip(), self._key):
                 return ApiError(401, "a valid API key is needed, as a bearer token", code="invalid_api_key")

@@ -18,7 +18,11 @@ ON_GPU = pytest.param(
 F16, F32, BF16 = torch.float16, torch.float32, torch.bfloat16
 
 
-@pytest.fixture(params=["interpreter"] if INTERPRETED else ["twin", ON_GPU])
+KERNEL_PATHS = ["interpreter" if INTERPRETED else ON_GPU]
+"""For what holds of kernels and not of their twins."""
+
+
+@pytest.fixture(params=KERNEL_PATHS if INTERPRETED else ["twin", *KERNEL_PATHS])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which path the calls of a test take; what they allocate is poisoned."""
     poison_empty(monkeypatch)

@@ -12,6 +12,7 @@ from smoe.kernels.routing.launch import INTERPRETED
 from smoe.kernels.slots import SlotTable
 from smoe.kernels.triton_moe.form import form_of
 from smoe.kernels.triton_moe.pairs import device_pairs
+from tests.kernels.routing.conftest import KERNEL_PATHS
 from tests.kernels.triton_moe.cases import BF16, CASES, F16, F32, Case, Put, check, expected, route, table_of
 
 # Every shape as dense experts, those that 4-bit ones can trip over as such, too.
@@ -60,23 +61,20 @@ def test_inner_loop_turns_more_than_once(put: Put, path: str, group_size: int, h
     check(pairs(path, put(x), put(slots), table), slots, expected(x, slots, table), narrow)
 
 
-@pytest.mark.parametrize("narrow", [BF16, F16])
+@pytest.mark.parametrize("narrow", [F16] if INTERPRETED else [BF16, F16])  # the interpreter's bf16 is wrong
 def test_weights_narrower_than_the_rows(put: Put, path: str, narrow: torch.dtype) -> None:
     """Widened, and nothing else: the error is that of fp32."""
-    if INTERPRETED and narrow is BF16:
-        pytest.skip("the interpreter's bf16 is wrong")
     case = Case(4, 2, 3, 70, 44)
     table, x, slots = table_of(case, put, narrow), torch.randn(4, 70), route(case)
     check(pairs(path, put(x), put(slots), table), slots, expected(x, slots, table), F32)
 
 
+@pytest.mark.parametrize("path", KERNEL_PATHS, indirect=True)  # the twin's products are the machine's library's
 @pytest.mark.parametrize(("dtype", "group_size"), [(F32, None), (F16, None), (F16, 128)])
 def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(
     put: Put, path: str, dtype: torch.dtype, group_size: int | None
 ) -> None:
     """Alone (not sorted), among few (small tiles) and among many (large tiles)."""
-    if path == "twin":
-        pytest.skip("a promise of the kernels: the twin's products are the machine's library's")
     dtype = BF16 if dtype is F16 and path == "cuda" else dtype
     rows = 100 if (dtype, group_size) == (F16, None) or path == "cuda" else 24
     case = Case(rows, 2, 3, 36, 70)
@@ -87,10 +85,9 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(
         assert torch.equal(part.nan_to_num(9.0), whole[begin:end].nan_to_num(9.0)), (begin, end)
 
 
+@pytest.mark.parametrize("path", KERNEL_PATHS, indirect=True)  # the twin raises
 @pytest.mark.parametrize("group_size", [None, 32])
 def test_an_empty_slot_gives_nan_and_one_outside_nothing(put: Put, path: str, group_size: int | None) -> None:
-    if path == "twin":
-        pytest.skip("the twin raises")
     case = Case(2, 3, 4, 40, 36)
     table, x = table_of(case, put, F32, group_size), put(torch.randn(2, 40))
     table.clear(1)
