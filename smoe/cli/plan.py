@@ -109,8 +109,9 @@ def command(
         table.add_row(
             "expert policy", "lossy" if plan.lossy else "lossless", "", f"{plan.expert_policy} {link}".strip()
         )
-    table.add_row("KV cache", "memory", size(plan.kv_bytes), f"{plan.kv_rows:,} rows of {size(plan.kv_row_bytes)}")
-    table.add_row("recurrent states", "memory", size(plan.state_bytes), "")
+    row = size(plan.kv_row_bytes) + (f" and {size(plan.draft_row_bytes)} of the draft" if plan.draft_row_bytes else "")
+    table.add_row("KV cache", "memory", size(plan.kv_bytes), f"{plan.kv_rows:,} rows of {row}")
+    table.add_row("recurrent states", "memory", size(plan.state_bytes + plan.draft_state_bytes), "")
     table.add_row("workspace", "memory", size(plan.workspace_bytes), "estimated, at the largest step")
     table.add_row("this process", "memory", size(plan.process_bytes), "before loading")
     table.add_section()

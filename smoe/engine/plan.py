@@ -6,14 +6,14 @@ import psutil
 import torch
 
 from smoe.core.config import EngineConfig
-from smoe.core.draft import DraftConfig
+from smoe.core.draft import LOOKUP_DRAFT, SELF_DRAFT, DraftConfig
 from smoe.core.errors import CapacityError, ConfigError
 from smoe.core.expert_memory import ExpertMemory
 from smoe.core.expert_tier import ExpertTier
 from smoe.engine.draft.known_depth import most_draft_tokens
 from smoe.engine.memory import free_bytes
 from smoe.models.kv import bytes_per_row
-from smoe.models.loading import Checkpoint
+from smoe.models.loading import Checkpoint, open_checkpoint
 from smoe.models.spec import DecoderSpec, DeltaSpec
 from smoe.offload.build import live_policy, most_slots
 from smoe.offload.draft_memory import draft_nbytes, slots_beside_draft
@@ -35,7 +35,8 @@ class MemoryPlan:
     pieces they are read, as far as that has been measured, None without a disk tier. `kv_bytes` are touched only as far
     as sequences fill them. `workspace_bytes` is an estimate of activations in the largest step; `process_bytes` is what
     this process holds before loading. `draft_bytes` are the draft's weights: of a bounded `expert_memory` they are a
-    part, so that `expert_slots` are those of the rest.
+    part, so that `expert_slots` are those of the rest. `kv_row_bytes` and `state_bytes` are the model's and, of a draft
+    model that has rows and states of its own, `draft_row_bytes` and `draft_state_bytes` come on top.
     """
 
     dtype: str
@@ -55,8 +56,10 @@ class MemoryPlan:
     all_resident: bool
     kv_rows: int
     kv_row_bytes: int
+    draft_row_bytes: int
     kv_bytes: int
     state_bytes: int
+    draft_state_bytes: int
     workspace_bytes: int
     process_bytes: int
     free_bytes: int
@@ -74,7 +77,8 @@ class MemoryPlan:
     def new_bytes(self) -> int:
         """What loading and running will add to this process, at most."""
         experts = self.experts_resident_bytes + self.host_experts_bytes
-        return self.dense_bytes + experts + self.draft_bytes + self.state_bytes + self.workspace_bytes + self.kv_bytes
+        weights, states = self.dense_bytes + experts + self.draft_bytes, self.state_bytes + self.draft_state_bytes
+        return weights + states + self.workspace_bytes + self.kv_bytes
 
     @property
     def predicted_peak_rss_bytes(self) -> int:
@@ -97,15 +101,18 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     dense = checkpoint.params_nbytes(dtype=dtype)
     draft_tokens = 0 if config.draft is None else most_draft_tokens(config.draft, checkpoint.fingerprint)
     states, workspace = state_bytes(spec) * config.max_num_seqs, _workspace_bytes(spec, config, draft_tokens)
-    draft_bytes = draft_nbytes(config.draft, checkpoint, dtype)
-    left = free - dense - states - workspace - draft_bytes
+    draft_bytes, own = draft_nbytes(config.draft, checkpoint, dtype), _own_cache(config.draft)
+    draft_row_bytes = 0 if own is None else bytes_per_row(own, dtype)
+    draft_states = 0 if own is None else state_bytes(own) * config.max_num_seqs
+    left = free - dense - states - workspace - draft_bytes - draft_states
     if tiers.host_bytes > max(0, left):
         limit = f"{tiers.host_bytes} bytes of host memory, but {max(0, left)} bytes are free beside the other weights"
         raise ConfigError("expert_tier", config.expert_tier, limit)
     left -= tiers.host_bytes
     row_bytes = bytes_per_row(spec, dtype)
     wanted_rows = config.max_num_seqs * max_model_len
-    kv_reserve = min(wanted_rows * row_bytes, int(max(0, left) * KV_SHARE))
+    rows_bytes = row_bytes + draft_row_bytes
+    kv_reserve = min(wanted_rows * rows_bytes, int(max(0, left) * KV_SHARE))
     auto_bytes = max(0, left - kv_reserve)
     slots = slots_beside_draft(shelf, budget, draft_bytes, free_bytes=auto_bytes)
     all_resident = budget.kind == "all" or (budget.kind == "auto" and slots == shelf.num_experts)
@@ -114,9 +121,9 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     if resident > left:
         limit = f"{resident} bytes of experts, but {max(0, left)} bytes are free beside the other weights; try auto"
         raise ConfigError("expert_memory", config.expert_memory, limit)
-    rows = min(wanted_rows, (left - resident) // row_bytes) if row_bytes else wanted_rows
+    rows = min(wanted_rows, (left - resident) // rows_bytes) if rows_bytes else wanted_rows
     if rows < 2:
-        raise CapacityError(f"KV memory: {left - resident} bytes are left for rows of {row_bytes} bytes")
+        raise CapacityError(f"KV memory: {left - resident} bytes are left for rows of {rows_bytes} bytes")
     return MemoryPlan(
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=max_model_len,
@@ -135,8 +142,10 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
         all_resident=all_resident,
         kv_rows=rows,
         kv_row_bytes=row_bytes,
-        kv_bytes=rows * row_bytes,
+        draft_row_bytes=draft_row_bytes,
+        kv_bytes=rows * rows_bytes,
         state_bytes=states,
+        draft_state_bytes=draft_states,
         workspace_bytes=workspace,
         process_bytes=int(psutil.Process().memory_info().rss),
         free_bytes=free,
@@ -183,6 +192,11 @@ def state_bytes(spec: DecoderSpec) -> int:
             total += 4 * channels * (delta.conv_kernel - 1)
             total += 4 * delta.num_value_heads * delta.key_head_dim * delta.value_head_dim
     return total
+
+
+def _own_cache(draft: DraftConfig | None) -> DecoderSpec | None:
+    """The draft that keeps KV rows and states of its own; the others write into the model's."""
+    return None if draft is None or draft.model in (LOOKUP_DRAFT, SELF_DRAFT) else open_checkpoint(draft.model).spec
 
 
 def _check_lossy(draft: DraftConfig, policy: str, lossy: bool) -> None:

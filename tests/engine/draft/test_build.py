@@ -52,6 +52,14 @@ def test_all_experts_in_memory_and_the_draft_beside_them() -> None:
     assert plan.new_bytes > plan.experts_total_bytes + plan.draft_bytes
 
 
+def test_rows_of_a_draft_model_are_in_the_plan() -> None:
+    checkpoint = open_checkpoint("builtin")
+    alone = plan_memory(checkpoint, EngineConfig(draft=INT4))
+    beside = plan_memory(checkpoint, EngineConfig(draft=DraftConfig(model="builtin")))
+    assert (alone.draft_row_bytes, beside.draft_row_bytes) == (0, beside.kv_row_bytes)
+    assert (alone.kv_rows, beside.kv_bytes) == (beside.kv_rows, 2 * alone.kv_bytes)
+
+
 @pytest.mark.parametrize("memory", ["25%", "16", "6MB"])
 def test_memory_that_the_draft_takes_whole_is_refused_with_the_figures(memory: str) -> None:
     checkpoint = open_checkpoint("builtin")
