@@ -1,5 +1,7 @@
-"""Service level objectives: limits on latencies of each request, as `ttft:500 tpot:50 tbt_p90:100` (milliseconds); and the
-figures of many requests, under the names that vLLM's serving benchmark gives them."""
+"""Service level objectives: limits on latencies of each request, as `ttft:500 tpot:50 tbt_p90:100` (milliseconds).
+
+And the figures of many requests, under the names that vLLM's serving benchmark gives them.
+"""
 
 import re
 import statistics
