@@ -1,67 +1,57 @@
-"""The highest rate at which a share of requests still meets its objectives."""
+"""The highest rate that a system bears, by doubling and bisection. Pure: whoever asks runs the trials."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from smoe.core.errors import ConfigError
-
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Search:
+    """`rate` held and the lowest rate above it that was tried did not; 0 where none held. `trials` in their order.
+
+    `bounded`: one was tried above that did not hold; else `rate` is only the highest that was tried.
+    """
+
     rate: float
-    share: float
+    trials: tuple[tuple[float, bool], ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """`rate` is the highest tried that met the goal with none below it failing, None when the lowest allowed failed.
-    `above` is the lowest tried that failed beyond it, None when none did: then the real limit is higher still."""
-
-    rate: float | None
-    above: float | None
-    trials: tuple[Trial, ...]
+    @property
+    def bounded(self) -> bool:
+        return any(not held for _, held in self.trials)
 
 
 def highest_rate(
-    share_at: Callable[[float], float],
+    holds: Callable[[float], bool],
     *,
-    share: float,
     start: float,
-    lowest: float,
-    highest: float,
-    tolerance: float = 0.1,
-) -> Found:
-    """Tries `start`, doubles or halves until the goal lies between two rates, then halves their ratio until it is at
-    most 1 + `tolerance`. `share_at(rate)` is taken to fall with the rate. Raises ConfigError."""
-    if not 0 < lowest <= start <= highest:
-        raise ConfigError("rate", start, f"from {lowest:g} to {highest:g}, above 0")
-    if not 0 < share <= 1:
-        raise ConfigError("percent", share * 100, "above 0, up to 100")
-    if tolerance <= 0:
-        raise ConfigError("tolerance", tolerance, "above 0")
-    trials: list[Trial] = []
+    tolerance: float = 0.05,
+    lowest: float | None = None,
+    highest: float | None = None,
+) -> Search:
+    """Doubles or halves from `start` until one rate holds and another does not, then halves their ratio until it is at
+    most 1 + `tolerance`. Not below `lowest` (default: start / 1,024) nor above `highest` (start * 1,048,576).
 
-    def meets(rate: float) -> bool:
-        trials.append(Trial(rate, share_at(rate)))
-        return trials[-1].share >= share
+    `holds` should be true up to some rate and false beyond; each rate is tried once.
+    """
+    lowest = start / 1024 if lowest is None else lowest
+    highest = start * 1_048_576 if highest is None else highest
+    assert 0 < lowest <= start <= highest, f"{lowest} <= {start} <= {highest}"
+    assert tolerance > 0, f"tolerance {tolerance}"
+    trials: list[tuple[float, bool]] = []
 
-    met: float | None = None
-    missed: float | None = None
-    rate = start
-    while met is None or missed is None:
-        if meets(rate):
-            met = rate
-            following = min(rate * 2, highest)
-        else:
-            missed = rate
-            following = max(rate / 2, lowest)
-        if following == rate:
-            break
-        rate = following
-    while met is not None and missed is not None and missed / met > 1 + tolerance:
-        middle = (met * missed) ** 0.5
-        if meets(middle):
-            met = middle
-        else:
-            missed = middle
-    return Found(rate=met, above=missed, trials=tuple(trials))
+    def tried(rate: float) -> bool:
+        held = holds(rate)
+        trials.append((rate, held))
+        return held
+
+    good, bad = (start, None) if tried(start) else (None, start)
+    while bad is None and good is not None and good < highest:
+        rate = min(2 * good, highest)
+        good, bad = (rate, None) if tried(rate) else (good, rate)
+    while good is None and bad is not None and bad > lowest:
+        rate = max(bad / 2, lowest)
+        good, bad = (rate, bad) if tried(rate) else (None, rate)
+    while good is not None and bad is not None and bad / good > 1 + tolerance:
+        rate = math.sqrt(good * bad)
+        good, bad = (rate, bad) if tried(rate) else (good, rate)
+    return Search(good or 0.0, tuple(trials))
