@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from smoe.cli import options
+from smoe.cli import options, simulate_draft
 from smoe.cli.progress import Progress
 from smoe.cli.values import integer, no_effect, number
 from smoe.core.errors import ConfigError
@@ -67,6 +67,13 @@ def command(
             help="Prefetching into a layer pauses itself where more than this share is wasted; the engine's is 0.6.",
         ),
     ] = None,
+    draft: simulate_draft.Draft = None,
+    draft_tokens: simulate_draft.Tokens = None,
+    draft_acceptance: simulate_draft.Acceptance = None,
+    draft_recall: simulate_draft.Recall = None,
+    draft_step: simulate_draft.Step = None,
+    draft_prefetch: simulate_draft.Prefetch = None,
+    draft_group_size: simulate_draft.GroupSize = None,
     max_tokens: Annotated[
         str | None, typer.Option("--max-tokens", metavar="N", help="Draw sequences up to N tokens; default: all.")
     ] = None,
@@ -101,6 +108,16 @@ def command(
     link_model = None if link is None else LinkModel.parse(link)
     if compute is not None and link_model is None:
         raise no_effect("compute", compute, "--link")
+    drafted = simulate_draft.parse(
+        draft,
+        tokens=draft_tokens,
+        acceptance=draft_acceptance,
+        recall=draft_recall,
+        step=draft_step,
+        prefetch=draft_prefetch,
+        group_size=draft_group_size,
+        timed=link_model is not None,
+    )
     size = expert_bytes_of(trace) if expert_bytes is None else int(byte_count("expert_bytes", expert_bytes))
     if expert_bytes is not None and size is not None and size < 1:
         raise ConfigError("expert_bytes", expert_bytes, "above zero")
@@ -115,6 +132,7 @@ def command(
             mode=cast(Mode, mode),
             batch=numbers["batch"] or 1,
             pause_share=share,
+            draft=drafted,
             seed=numbers["seed"] or 0,
         )
         for policy in expert_policy or ["evict=lru"]
@@ -169,7 +187,9 @@ def _print_table(name: str, trace: "RouteTrace", results: "Sequence[SimResult]")
     figures = ["hit", "late", "cold", "collision", "prefetched", "wasted", "read"]
     in_place = any(result.experts.computed_in_place for result in results)
     table.add_column("policy", overflow="fold", min_width=16)
-    for column in ("memory", "slots", *figures, *(["in place"] if in_place else []), *(["ms/token"] if timed else [])):
+    drafted = results[0].draft is not None
+    more = {"in place": in_place, "tokens/window": drafted, "foretold": drafted, "ms/token": timed}
+    for column in ("memory", "slots", *figures, *(name for name, shown in more.items() if shown)):
         table.add_column(column, justify="right", no_wrap=True)
     for result in results:
         stats = result.experts
@@ -182,12 +202,15 @@ def _print_table(name: str, trace: "RouteTrace", results: "Sequence[SimResult]")
             f"{result.hit_rate:.1%}",
             *(f"{count:,}" for count in counts),
             *((f"{stats.computed_in_place:,}",) if in_place else ()),
+            *simulate_draft.cells(result.draft),
             *((f"{result.ms_per_token:.2f}",) if timed else ()),
         )
     # A file or a pipe has no width; figures must not be cut for it.
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     if timed:
         print("Times are of the declared link and compute model, not measured.")
+    if drafted:
+        print("What the draft proposes is drawn at the declared acceptance and recall, not measured.")
 
 
 def _short(policy: str) -> str:

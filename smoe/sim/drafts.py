@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smoe.core.draft import TIMINGS, PrefetchTiming
+from smoe.core.draft import GROUP_SIZES, TIMINGS, PrefetchTiming
 from smoe.core.errors import ConfigError
 from smoe.core.route_trace import Array, RouteTrace
 from smoe.offload.drafted import PlanOrder
@@ -38,15 +38,23 @@ class SimDraft:
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ConfigError("draft_tokens", self.tokens, "integer >= 1")
-        for name in ("accept", "recall"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"draft_{name}", getattr(self, name), "a share from 0 to 1")
+        for name, share in (("acceptance", self.accept), ("recall", self.recall)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"draft_{name}", share, "a share from 0 to 1")
         if not 0 <= self.bytes_share < 1:
             raise ConfigError("draft_bytes_share", self.bytes_share, "a share of all experts' bytes, below 1")
         if self.step_s < 0:
             raise ConfigError("draft_step", self.step_s, "seconds, 0 or more")
         if self.timing not in TIMINGS:
             raise ConfigError("draft_prefetch", self.timing, f"one of {', '.join(TIMINGS)}")
+
+
+def int4_share(group_size: int, expert_bits: int = 16) -> float:
+    """`bytes_share` of a 4-bit copy with a 16-bit scale for each `group_size` weights, of experts stored in
+    `expert_bits` a weight. Raises ConfigError for a group size that there is none of."""
+    if group_size not in GROUP_SIZES:
+        raise ConfigError("draft_group_size", group_size, f"one of {', '.join(map(str, GROUP_SIZES))}")
+    return (4 + 16 / group_size) / expert_bits
 
 
 @dataclass(slots=True, kw_only=True)

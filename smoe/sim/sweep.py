@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from smoe.core.link_model import LinkModel
 from smoe.core.route_trace import RouteTrace
 from smoe.sim.compute import ComputeModel
+from smoe.sim.drafts import SimDraft
 from smoe.sim.forwards import Mode
 from smoe.sim.result import SimResult
 from smoe.sim.simulate import Pool, check, simulate
@@ -24,6 +25,7 @@ class SweepItem:
     mode: Mode = "recorded"
     batch: int = 1
     pause_share: float | None = None
+    draft: SimDraft | None = None
     seed: int = 0
 
 
@@ -39,6 +41,7 @@ def run_item(item: SweepItem, trace: RouteTrace, on_progress: Callable[[int], No
         mode=item.mode,
         batch=item.batch,
         pause_share=item.pause_share,
+        draft=item.draft,
         seed=item.seed,
         on_progress=on_progress,
     )
@@ -57,4 +60,5 @@ def check_items(items: Sequence[SweepItem], trace: RouteTrace) -> None:
             pool=item.pool,
             mode=item.mode,
             batch=item.batch,
+            draft=item.draft,
         )

@@ -1,6 +1,7 @@
 """`smoe simulate` and the verbs of `smoe trace` that make files."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,42 @@ def test_the_table_shows_what_is_computed_in_place_and_no_defaults(smoe, trace: 
     assert "…" not in result.out
 
 
+DRAFT = ("--draft", "int4", "--draft-tokens", "4", "--draft-acceptance", "0.9", "--mode", "decode")
+
+
+def test_a_draft_in_a_sweep(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
+    asked = ("simulate", "--trace", str(trace), "--in-process", "--expert-memory", "75%", "--expert-memory", "9")
+    link = ("--link", "2GB/s", "--expert-bytes", "12MB", "--compute", "0.3ms+50us")
+    more = ("--draft-recall", "0.8", "--draft-step", "5ms", "--draft-prefetch", "late", "--draft-group-size", "32")
+    result = smoe(*asked, *link, *DRAFT, *more, "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    taken = math.ceil((4 + 16 / 32) / 16 * 3 * 12)
+    for each in found:
+        assert each["num_slots"] == 27 - taken
+        assert each["draft"]["kept"] / each["draft"]["drafted"] > 0.7
+        assert each["draft"]["foretold"] < each["draft"]["asked"]
+        assert each["draft"]["draft_s"] == pytest.approx(0.005 * each["draft"]["drafted"])
+    sure = smoe(*asked[:-2], *link, *DRAFT, "--json")
+    [known] = json.loads(sure.out)
+    share = [each["draft"]["foretold"] / each["draft"]["asked"] for each in (found[0], known)]
+    assert 0 < share[0] < share[1] < 1, "not even a draft that is right has a row for a window's last token"
+    shown = smoe(*asked, *link, *DRAFT)
+    assert "tokens/window" in shown.out
+    assert "acceptance and recall, not measured" in shown.out
+    assert "…" not in shown.out
+
+
+def test_a_draft_that_looks_up_takes_no_memory(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
+    asked = ("simulate", "--trace", str(trace), "--json", "--expert-memory", "4", "--draft-acceptance", "0")
+    plain, drafted = smoe(*asked[:-2]), smoe(*asked, "--draft", "ngram")
+    [alone], [ngram] = json.loads(plain.out), json.loads(drafted.out)
+    assert ngram["num_slots"] == alone["num_slots"]
+    assert ngram["experts"]["prefetched"] == 0 == ngram["draft"]["kept"]
+    assert ngram["forwards"] == alone["forwards"], "nothing kept: as many forwards"
+    assert ngram["transfers"] > alone["transfers"], "for rows that are of no use"
+
+
 @pytest.mark.ray
 def test_a_sweep_over_ray_is_the_sweep_here(smoe, trace: Path) -> None:  # type: ignore[no-untyped-def]
     arguments = ("simulate", "--trace", str(trace), "--json", "--expert-memory", "2", "--expert-memory", "4")
@@ -106,6 +143,20 @@ REFUSED = [
     (("--jobs", "0"), r"jobs: 0 \(integer >= 1\)"),
     (("--jobs", "2", "--in-process"), r"jobs: 2 \(not with --in-process"),
     (("--seed", "-1"), r"seed: -1 \(integer >= 0\)"),
+    (("--draft", "int8"), r"draft: 'int8' \(int4 or ngram\)"),
+    (("--draft", "int4"), r"draft_acceptance: None \(with --draft, a share"),
+    (("--draft-tokens", "4"), r"draft_tokens: '4' \(has no effect without --draft\)"),
+    (("--draft-recall", "1"), r"draft_recall: '1' \(has no effect without --draft\)"),
+    (("--draft", "ngram", "--draft-acceptance", "1", "--draft-recall", "1"), r"draft_recall: '1' .* --draft int4\)"),
+    ((*DRAFT, "--draft-tokens", "65"), r"draft_tokens: 65 \(integer from 1 to 64\)"),
+    ((*DRAFT, "--draft-acceptance", "1.5"), r"draft_acceptance: 1.5 \(a share from 0 to 1\)"),
+    ((*DRAFT, "--draft-acceptance", "nan"), r"draft_acceptance: nan \(a share from 0 to 1\)"),
+    ((*DRAFT, "--draft-recall", "-0.1"), r"draft_recall: -0.1 \(a share from 0 to 1\)"),
+    ((*DRAFT, "--draft-step", "5ms"), r"draft_step: '5ms' \(has no effect without --link\)"),
+    ((*DRAFT, "--draft-prefetch", "soon"), r"draft_prefetch: 'soon' \(one of adaptive"),
+    ((*DRAFT, "--draft-group-size", "7"), r"draft_group_size: 7 \(one of 32, 64, 128\)"),
+    ((*DRAFT, "--batch", "2"), r"draft: 4 \(one sequence at a time"),
+    ((*DRAFT, "--expert-memory", "10%"), r"draft_bytes_share: 0.26"),
     (("--expert-policy", "evict=lruu"), r"policies.evict: 'lruu' \(one of random, fifo"),
     (("--expert-policy", "prefetch=gate"), r"policies.prefetch: 'gate' \(the trace has no lookahead_logits"),
     (("--expert-policy", "prefetch=gate:threshold=nan"), r"threshold: 'nan'"),

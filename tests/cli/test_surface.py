@@ -21,7 +21,10 @@ DEPLOYMENT = [
     *("--capacity-factor", "--no-dedup", "--placement", "--print-config", "--schedule", "--tensor-parallel-size"),
     *("--data-parallel-routing", "--data-parallel-size", "[CONFIG.yaml]"),
 ]
-DRAFT = ["--draft", "--draft-group-size", "--draft-lossy", "--draft-prefetch", "--draft-tokens", "--no-draft-auto-off"]
+DRAFT = [
+    *("--draft", "--draft-group-size", "--draft-lossy", "--draft-prefetch", "--draft-residual", "--draft-tokens"),
+    "--no-draft-auto-off",
+]
 SURFACE = {
     "generate": sorted([*COMMON, *SAMPLING, *GENERATE, *DEPLOYMENT, *DRAFT]),
     "chat": sorted(
@@ -71,7 +74,9 @@ SURFACE = {
         *("--slots-of-device", "--solver", "--solver-option", "--theta", "--topology", "--trace", "--vocab-size"),
     ],
     "simulate": [
-        *("--batch", "--compute", "--expert-bytes", "--expert-memory", "--expert-policy", "--help", "--in-process"),
+        *("--batch", "--compute", "--draft", "--draft-acceptance", "--draft-group-size", "--draft-prefetch"),
+        *("--draft-recall", "--draft-step", "--draft-tokens"),
+        *("--expert-bytes", "--expert-memory", "--expert-policy", "--help", "--in-process"),
         *("--jobs", "--json", "--link", "--max-tokens", "--mode", "--pause-share", "--pool", "--seed", "--trace"),
     ],
     "trace import": [
