@@ -30,6 +30,7 @@ _FIELDS = {
     "draft_group_size": "draft.group_size",
     "draft_prefetch": "draft.prefetch",
     "draft_lossy": "draft.lossy",
+    "draft_residual": "draft.residual",
     "no_draft_auto_off": "draft.auto_off",
     "tensor_parallel_size": "parallel.tensor_parallel_size",
     "data_parallel_size": "parallel.data_parallel_size",

@@ -81,6 +81,13 @@ DraftPrefetch = Annotated[
 DraftLossy = Annotated[
     bool, typer.Option("--draft-lossy", help="Allow an expert policy that changes outputs beside the draft.")
 ]
+DraftResidual = Annotated[
+    bool,
+    typer.Option(
+        "--draft-residual",
+        help="Read experts from the disk as what their 4-bit copy does not know of them: the same bits, fewer bytes.",
+    ),
+]
 NoDraftAutoOff = Annotated[bool, typer.Option("--no-draft-auto-off", help="Go on drafting when it does not pay.")]
 MaxModelLen = Annotated[
     str | None, typer.Option("--max-model-len", metavar="N", help="Context length; default: the model's own.")

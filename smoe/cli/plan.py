@@ -25,6 +25,7 @@ def command(
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = None,
     draft_group_size: options.DraftGroupSize = None,
+    draft_residual: options.DraftResidual = False,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[
         str | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at the same time.")
@@ -51,6 +52,7 @@ def command(
         draft=draft,
         draft_tokens=draft_tokens,
         draft_group_size=draft_group_size,
+        draft_residual=draft_residual,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         tensor_parallel_size=tensor_parallel_size,

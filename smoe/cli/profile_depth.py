@@ -25,6 +25,7 @@ EXAMPLE = options.example("smoe profile depth --draft int4 --expert-memory 60%")
 def command(
     draft: options.Draft = "int4",
     draft_group_size: options.DraftGroupSize = None,
+    draft_residual: options.DraftResidual = False,
     model: options.Model = "builtin",
     dtype: options.DType = "auto",
     expert_memory: options.ExpertMemoryOption = "all",
@@ -55,6 +56,7 @@ def command(
         model=draft or "",
         group_size=integer("draft_group_size", draft_group_size) or DEFAULT_GROUP_SIZE,
         prefetch=DEFAULT_PREFETCH,
+        residual=draft_residual,
     )
     config = EngineConfig(
         model=model,

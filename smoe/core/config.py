@@ -105,3 +105,8 @@ class EngineConfig:
         if all_resident and draft.prefetch != DEFAULT_PREFETCH:
             limit = "only with expert_memory below `all`: with every expert resident it has no effect"
             raise ConfigError("draft_prefetch", draft.prefetch, limit)
+        if draft.residual and all_resident:
+            limit = "only with expert_memory below `all`: nothing is read from the disk otherwise"
+            raise ConfigError("draft_residual", True, limit)
+        if draft.residual and self.expert_tier != DEFAULT_TIER:
+            raise ConfigError("draft_residual", True, f"only with expert_tier {DEFAULT_TIER}, not {self.expert_tier}")

@@ -49,6 +49,7 @@ class DraftSection:
     prefetch: PrefetchTiming = DEFAULT_PREFETCH
     auto_off: bool = True
     lossy: bool = False
+    residual: bool = False
 
     def config(self) -> DraftConfig | None:
         """Raises ConfigError, by the names of the flags."""

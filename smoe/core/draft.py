@@ -24,6 +24,8 @@ class DraftConfig:
     share a scale, with `int4`. `prefetch` says when drafted routing brings experts in: `adaptive` (phases and chunks
     of Specter), `early` (after the first drafted token), `late` (before verification), `fixed` (at 20 % and 60 % of the
     draft) or `none`. `auto_off` stops drafting while it does not pay. The draft's bytes count against expert_memory.
+    `residual` reads experts from the disk as what the 4-bit copy does not know of them: the same bits, fewer bytes. Its
+    file is made at the first use.
     `lossy` allows an expert policy that substitutes: then what verifies is not the model, and its output not the same.
     """
 
@@ -33,6 +35,7 @@ class DraftConfig:
     prefetch: PrefetchTiming = DEFAULT_PREFETCH
     auto_off: bool = True
     lossy: bool = False
+    residual: bool = False
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -45,6 +48,10 @@ class DraftConfig:
             raise ConfigError("draft_group_size", self.group_size, f"one of {', '.join(map(str, GROUP_SIZES))}")
         if self.prefetch not in TIMINGS:
             raise ConfigError("draft_prefetch", self.prefetch, f"one of {', '.join(TIMINGS)}")
-        for name, default in (("group_size", DEFAULT_GROUP_SIZE), ("prefetch", DEFAULT_PREFETCH)):
+        for name, default in (
+            ("group_size", DEFAULT_GROUP_SIZE),
+            ("prefetch", DEFAULT_PREFETCH),
+            ("residual", False),
+        ):
             if self.model != SELF_DRAFT and getattr(self, name) != default:
                 raise ConfigError(f"draft_{name}", getattr(self, name), f"has no effect without draft {SELF_DRAFT}")

@@ -41,7 +41,7 @@ SURFACE = {
         [
             *(*COMMON, "--expert-link", "--expert-memory-max", "--expert-tier", "--json", "--max-num-seqs"),
             *("--data-parallel-size", "--placement", "--tensor-parallel-size", "[CONFIG.yaml]"),
-            *("--draft", "--draft-group-size", "--draft-tokens"),
+            *("--draft", "--draft-group-size", "--draft-residual", "--draft-tokens"),
         ]
     ),
     "doctor": ["--dir", "--help", "--json"],
@@ -54,9 +54,9 @@ SURFACE = {
     "bench speculation": ["--cache", "--help", "--out", "--quick"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
     "profile depth": [
-        *("--draft", "--draft-group-size", "--dtype", "--expert-link", "--expert-memory", "--expert-policy"),
-        *("--expert-tier", "--help", "--json", "--max-tokens", "--model", "--prompt-tokens", "--prompts", "--repeats"),
-        "--threads",
+        *("--draft", "--draft-group-size", "--draft-residual", "--dtype", "--expert-link", "--expert-memory"),
+        *("--expert-policy", "--expert-tier", "--help", "--json", "--max-tokens", "--model", "--prompt-tokens"),
+        *("--prompts", "--repeats", "--threads"),
     ],
     "profile routes": [
         *("--data", "--dtype", "--expert-memory", "--expert-policy", "--expert-tier", "--help", "--in-process"),

@@ -52,5 +52,5 @@ def depth_file(draft: DraftConfig, fingerprint: str) -> Path:
 
 def _name(draft: DraftConfig) -> str:
     if draft.model == SELF_DRAFT:
-        return f"{SELF_DRAFT}-g{draft.group_size}"
+        return f"{SELF_DRAFT}-g{draft.group_size}{'-residual' if draft.residual else ''}"
     return LOOKUP_DRAFT if draft.model == LOOKUP_DRAFT else open_checkpoint(draft.model).fingerprint

@@ -89,6 +89,13 @@ def test_a_policy_that_changes_outputs_verifies_nothing_unless_that_is_declared(
         ({"model": "ngram", "prefetch": "late"}, {}, r"draft_prefetch: 'late' \(has no effect without draft int4\)"),
         ({"model": "ngram", "group_size": 32}, {}, r"draft_group_size: 32 \(has no effect without draft int4\)"),
         ({"model": "int4", "prefetch": "late"}, {}, r"draft_prefetch: 'late' \(only with expert_memory below `all`"),
+        ({"model": "ngram", "residual": True}, {}, r"draft_residual: True \(has no effect without draft int4\)"),
+        ({"model": "int4", "residual": True}, {}, r"draft_residual: True \(only with expert_memory below `all`"),
+        (
+            {"model": "int4", "residual": True},
+            {"expert_memory": "60%", "expert_tier": "host"},
+            r"draft_residual: True \(only with expert_tier disk, not host\)",
+        ),
         (
             {"model": "int4"},
             {"parallel": ParallelConfig(tensor_parallel_size=2)},
