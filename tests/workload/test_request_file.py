@@ -13,7 +13,7 @@ AZURE = HEADER + "2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951
 MOONCAKE = [
     {"timestamp": 27000, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]},
     {"timestamp": 27500, "input_length": 512, "output_length": 1, "hash_ids": [0]},
-    {"timestamp": 27500.5, "input_length": 3, "output_length": 2},
+    {"timestamp": 27750.0, "input_length": 3, "output_length": 2},
 ]
 
 
@@ -38,7 +38,7 @@ def test_mooncake_plain_and_compressed(tmp_path: Path) -> None:
     assert trace.rows == (
         Arrival(at_s=0.0, prompt_tokens=600, output_tokens=5, blocks=(0, 7)),
         Arrival(at_s=0.5, prompt_tokens=512, output_tokens=1, blocks=(0,)),
-        Arrival(at_s=0.5005, prompt_tokens=3, output_tokens=2),
+        Arrival(at_s=0.75, prompt_tokens=3, output_tokens=2),
     )
     (tmp_path / "m.jsonl.gz").write_bytes(gzip.compress(jsonl(MOONCAKE).encode()))
     assert open_requests(str(tmp_path / "m.jsonl.gz")).rows == trace.rows
