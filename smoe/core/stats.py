@@ -76,7 +76,8 @@ class ExpertStats:
 class DraftStats:
     """windows: steps in which tokens were drafted for some sequence. drafted: tokens proposed, over all sequences;
     accepted: those of them that the model kept. draft_s is the time of drafting, verify_s that of the rest of those
-    steps. pauses: how often drafting stopped itself because it did not pay.
+    steps. pauses: how often drafting stopped itself because it did not pay. saved_s: what the tokens of those steps
+    would have taken without a draft, as measured now and then, less what they took; negative for a loss.
     """
 
     windows: int = 0
@@ -85,6 +86,7 @@ class DraftStats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     pauses: int = 0
+    saved_s: float = 0.0
 
     def plus(self, more: Self) -> Self:
         return type(self)(**{f.name: getattr(self, f.name) + getattr(more, f.name) for f in fields(self)})

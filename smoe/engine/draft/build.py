@@ -54,7 +54,8 @@ def make_speculation(draft: DraftConfig, target: Target) -> Speculation:
     if draft.model != LOOKUP_DRAFT and not isinstance(target.bank, OffloadedBank):
         log.info("draft %s: every expert is resident, so drafting will hardly pay", draft.model)
     depth = partial(_depth, draft.tokens == "online", most_draft_tokens(draft, target.checkpoint.fingerprint))
-    return Speculation(_drafter(draft, target), Pace(depth, auto_off=draft.auto_off))
+    experts = target.bank.stats if isinstance(target.bank, OffloadedBank) else None
+    return Speculation(_drafter(draft, target), Pace(depth, auto_off=draft.auto_off), experts=experts)
 
 
 def _depth(online: bool, most: int) -> Depth:

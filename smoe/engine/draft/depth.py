@@ -12,7 +12,8 @@ _EXPLORE_EVERY = 16  # windows: without other depths than the best now, costs co
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One step in which `sequences` sequences decoded and nothing else ran. `depth` is what was asked for, 0 without
-    a draft; `proposed` and `kept` are drafted tokens over all sequences."""
+    a draft; `proposed` and `kept` are drafted tokens over all sequences. Of experts that travel, the time in which
+    some did and in which a pass waited, and how many were prefetched and how many of those, at last, in vain."""
 
     sequences: int
     depth: int
@@ -20,6 +21,10 @@ class Step:
     kept: int
     draft_s: float
     verify_s: float
+    transfer_s: float = 0.0
+    wait_s: float = 0.0
+    prefetched: int = 0
+    wasted: int = 0
 
     @property
     def seconds_a_token(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from smoe.core.stats import DraftStats
+from smoe.core.stats import DraftStats, ExpertStats
 from smoe.core.step import SampledToken, SpanPlan, StepPlan
 from smoe.engine.draft.accept import accept_run
 from smoe.engine.draft.depth import Step
@@ -42,8 +42,16 @@ class Speculation:
     A window that is not settled (its forward failed) has left no trace. Not thread-safe.
     """
 
-    def __init__(self, drafter: Drafter, pace: Pace, clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        pace: Pace,
+        clock: Clock = time.perf_counter,
+        experts: Callable[[], ExpertStats] | None = None,
+    ) -> None:
+        """`experts` counts those that travel, unless all are resident."""
         self._drafter, self._pace, self._clock = drafter, pace, clock
+        self._experts, self._seen = experts, ExpertStats()
         self._known: dict[str, list[int]] = {}
 
     def use(self, pace: Pace) -> None:
@@ -100,6 +108,7 @@ class Speculation:
         if proposed:
             self._drafter.accepted([spans[i] for i in proposed], [kept[i] for i in proposed])
         verify_s = self._clock() - window.began_s - window.draft_s
+        travelled = self._travelled()
         step = Step(
             sequences=len(spans),
             depth=window.depth,
@@ -107,11 +116,15 @@ class Speculation:
             kept=sum(kept),
             draft_s=window.draft_s,
             verify_s=verify_s,
+            transfer_s=travelled.transfer_s,
+            wait_s=travelled.wait_s,
+            prefetched=travelled.prefetched,
+            wasted=travelled.wasted,
         )
-        pauses = self._pace.pauses
+        pauses, saved_s = self._pace.pauses, 0.0
         # Prompt chunks, and decodes held to one token, would make the others' costs look like theirs.
         if all(span.draft_limit > 0 for span in window.planned):
-            self._pace.note(step)
+            saved_s = self._pace.note(step)
         if window.depth == 0 and self._pace.pauses == pauses:
             return None
         return DraftStats(
@@ -121,10 +134,18 @@ class Speculation:
             draft_s=step.draft_s,
             verify_s=verify_s if window.num_drafted > 0 else 0.0,
             pauses=self._pace.pauses - pauses,
+            saved_s=saved_s,
         )
 
     def close(self) -> None:
         self._drafter.close()
+
+    def _travelled(self) -> ExpertStats:
+        """Since the step before."""
+        if self._experts is None:
+            return self._seen
+        seen, self._seen = self._seen, self._experts()
+        return self._seen.since(seen)
 
     def _note(self, spans: Sequence[SpanPlan]) -> None:
         """Brings what is known of each sequence up to date. All that run are in every step: others have ended."""

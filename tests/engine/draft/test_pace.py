@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -58,11 +59,49 @@ def test_it_is_tried_again_later_and_later_and_goes_on_once_it_pays(caplog: pyte
     assert long[:3] == [256, 512, 1024]
     assert pace.pauses >= 3
     assert caplog.records[0].message == (
-        "drafting does not pay with 1 sequences: 1500.00 ms a token, 1000.00 ms without; off for 256 tokens"
+        "drafting does not pay with 1 sequence: 1500.00 ms a token, 1000.00 ms without (0.67x), "
+        "25 % of drafted tokens kept; off for 256 tokens"
     )
     assert len(caplog.records) == pace.pauses
     depths = steps(pace, 6000, lambda depth: 1.0, lambda depth: 4)
     assert depths[-200:].count(0) < 10
+
+
+def test_what_makes_tokens_twice_as_slow_is_noticed_sooner() -> None:
+    def first_pause(slowdown: float) -> int:
+        pace = make()
+        return next(
+            n for n in range(100) if steps(pace, 1, lambda k: slowdown if k else 1.0, lambda k: 0) and pace.pauses
+        )
+
+    assert first_pause(1.5) == 8 + 3 - 1
+    assert first_pause(2.5) == 4 + 3 + 1 - 1
+
+
+def test_the_verdict_says_what_travelled_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+    pace = make()
+    step = Step(sequences=2, depth=4, proposed=8, kept=4, draft_s=3.0, verify_s=5.0)
+    with caplog.at_level(logging.INFO, "smoe.engine.draft.pace"):
+        for _ in range(30):
+            if pace.depth(2) == 0:
+                pace.note(replace(step, depth=0, proposed=0, kept=0, draft_s=0.0, verify_s=1.0, transfer_s=9.0))
+            else:
+                pace.note(replace(step, transfer_s=4.0, wait_s=3.0, prefetched=10, wasted=7))
+    (record,) = caplog.records
+    assert record.message == (
+        "drafting does not pay with 2 sequences: 2666.67 ms a token, 1000.00 ms without (0.38x), "
+        "50 % of drafted tokens kept, 25 % of transfer time hidden, 70 % of prefetches wasted; off for 256 tokens"
+    )
+
+
+def test_what_a_draft_saves_is_told_once_it_is_known_and_may_be_a_loss() -> None:
+    pace = make()
+    plain = Step(sequences=2, depth=0, proposed=0, kept=0, draft_s=0.0, verify_s=2.0)
+    fast = Step(sequences=2, depth=4, proposed=8, kept=6, draft_s=1.0, verify_s=3.0)
+    assert pace.note(fast) == 0.0
+    assert pace.note(plain) == 0.0
+    assert pace.note(fast) == pytest.approx(2.0 * 4 - 4.0)
+    assert pace.note(replace(fast, kept=0)) == pytest.approx(2.0 - 4.0)
 
 
 def test_numbers_of_sequences_are_judged_apart() -> None:

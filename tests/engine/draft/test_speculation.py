@@ -1,15 +1,16 @@
 """Windows through the engine, on a decoder whose logits are a function of all rows that it finds."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from smoe.core.request import Request
+from smoe.core.stats import ExpertStats
 from smoe.core.step import SpanPlan
 from smoe.engine.core import EngineCore
-from smoe.engine.draft.depth import FixedDepth
+from smoe.engine.draft.depth import FixedDepth, Step
 from smoe.engine.draft.pace import Pace
 from smoe.engine.draft.protocol import Proposal
 from smoe.engine.draft.speculation import Speculation
@@ -71,10 +72,17 @@ def plain(script: Script | None = None) -> dict[str, Outcome]:
 
 
 def speculating(
-    expected: dict[str, Outcome], tokens: int, wrong: float, script: Script | None = None, budget: int = 64
+    expected: dict[str, Outcome],
+    tokens: int,
+    wrong: float,
+    script: Script | None = None,
+    budget: int = 64,
+    pace: Pace | None = None,
+    experts: Callable[[], ExpertStats] | None = None,
 ) -> tuple[EngineCore, Guesses]:
     guesses = Guesses({name: outcome.token_ids for name, outcome in expected.items()}, wrong)
-    speculation = Speculation(guesses, Pace(lambda: FixedDepth(tokens), auto_off=False))
+    pace = pace or Pace(lambda: FixedDepth(tokens), auto_off=False)
+    speculation = Speculation(guesses, pace, experts=experts)
     runner = make_runner(512, script, speculation=speculation, draft_tokens=tokens)
     return EngineCore(runner, None, max_num_seqs=4, max_num_batched_tokens=budget), guesses
 
@@ -143,3 +151,27 @@ def test_aborts_and_lost_devices_between_windows(step: int) -> None:
     assert found["4"].token_ids == expected["4"].token_ids[: len(found["4"].token_ids)]
     del expected["4"], found["4"]
     assert_same(found, expected)
+
+
+def test_each_step_is_told_what_travelled_in_it_and_what_it_saved() -> None:
+    expected = plain()
+    counted = iter(range(1, 1000))
+
+    def experts() -> ExpertStats:
+        count = next(counted)
+        return ExpertStats(transfer_s=3.0 * count, wait_s=float(count), prefetched=5 * count, wasted=2 * count)
+
+    seen: list[Step] = []
+
+    class Noted(Pace):
+        def note(self, step: Step) -> float:
+            seen.append(step)
+            return 0.25
+
+    pace = Noted(lambda: FixedDepth(4), auto_off=False)
+    core, _ = speculating(expected, 4, 0.0, pace=pace, experts=experts)
+    core.add(requests())
+    assert_same(drain(core), expected)
+    assert {(s.transfer_s, s.wait_s, s.prefetched, s.wasted) for s in seen} == {(3.0, 1.0, 5, 2)}
+    draft = core.stats().draft
+    assert draft.saved_s == pytest.approx(0.25 * sum(step.depth > 0 for step in seen))
