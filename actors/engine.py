@@ -22,6 +22,7 @@ from smoe.core.request import Delta, Request
 from smoe.core.stats import EngineStats
 from smoe.core.step import ExpertsMoved
 from smoe.engine.core import EngineCore
+from smoe.engine.rss import Rss
 from smoe.engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Engine:
         return self._between_steps(lambda: self._started().abort(request_ids))
 
     def stats(self) -> EngineStats | Failed:
-        """`peak_rss_bytes` is the sum over this process and the shards'."""
+        """Memory is the sum over this process and the shards'."""
         return self._between_steps(self._stats)
 
     def resize_experts(self, memory: str) -> int | Failed:
@@ -152,7 +153,8 @@ class Engine:
         if self._lost is not None:
             return stats
         assert isinstance(core.executor, RayExecutor)
-        return replace(stats, peak_rss_bytes=stats.peak_rss_bytes + core.executor.peak_rss_bytes())
+        rss = Rss(stats.rss_bytes, stats.peak_rss_bytes).plus(core.executor.rss())
+        return replace(stats, rss_bytes=rss.now_bytes, peak_rss_bytes=rss.peak_bytes)
 
     def _started(self) -> EngineCore:
         assert self._core is not None, "attach comes first"

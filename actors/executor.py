@@ -3,33 +3,35 @@
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import reduce
 
 from smoe.actors.links import Link, ShardsLost
 from smoe.actors.shard import ShardReady
 from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.model_info import ModelInfo
 from smoe.core.placement import Placement
-from smoe.core.stats import ExpertStats
+from smoe.core.stats import ExecutorStats
 from smoe.core.step import Executor, ExpertsMoved, SampledToken, StepPlan, StepResult, Substituted
+from smoe.engine.rss import Rss
 
 
 class RayExecutor:
     """Every rank gets the same plan. Each data-parallel group is `ranks_per_group` of them; the first one samples, and
     its answer counts for the spans of the group.
 
-    Methods may be called from any thread: a lock keeps one message in flight, so `expert_stats` waits for the step.
+    Methods may be called from any thread: a lock keeps one message in flight, so `stats` waits for the step.
     """
 
     def __init__(self, ready: ShardReady, link: Link, *, ranks_per_group: int) -> None:
         self._ready, self._link = ready, link
         self._ranks_per_group = ranks_per_group
         self._lock = threading.Lock()
-        self._before = self._own = ExpertStats()
+        self._before = self._own = ExecutorStats()
 
     def count_from(self, earlier: Executor) -> None:
         """Goes on from the counts of the executor that this one replaces, so that they never run backwards."""
-        self._before = earlier.expert_stats()
+        self._before = earlier.stats()
 
     def info(self) -> ModelInfo:
         return self._ready.info
@@ -43,12 +45,12 @@ class RayExecutor:
             results: list[StepResult] = self._link.call("execute", plan)
         return merged(plan, results, self._ranks_per_group)
 
-    def expert_stats(self) -> ExpertStats:
+    def stats(self) -> ExecutorStats:
         """Of all ranks together, levels too. Once the shards are lost: what they said last."""
         with self._lock:
             with contextlib.suppress(ShardsLost):  # whoever executes next learns of it
-                self._own = _sum(self._link.call("expert_stats"))
-            return _plus(self._before, self._own)
+                self._own = reduce(ExecutorStats.plus, self._link.call("stats"))
+            return self._own.after(self._before)
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         with self._lock:
@@ -64,10 +66,11 @@ class RayExecutor:
             return next(answer for answer in answers if isinstance(answer, SmoeError))
         return ExpertsMoved(experts=sum(m.experts for m in moved), nbytes=sum(m.nbytes for m in moved))
 
-    def peak_rss_bytes(self) -> int:
+    def rss(self) -> Rss:
         """Of all shard processes together."""
         with self._lock:
-            return sum(self._link.call("peak_rss_bytes"))
+            found: list[Rss] = self._link.call("rss")
+        return reduce(Rss.plus, found)
 
     def check_integrity(self) -> None:
         with self._lock:
@@ -99,15 +102,3 @@ def merged(plan: StepPlan, by_rank: Sequence[StepResult], ranks_per_group: int) 
 def _because(token: SampledToken, unread: str) -> SampledToken:
     numeric = token.error is not None and token.error.startswith("numeric")
     return replace(token, error=f"store: {unread}") if numeric else token
-
-
-def _sum(by_rank: Sequence[ExpertStats]) -> ExpertStats:
-    return ExpertStats(**{f.name: sum(getattr(stats, f.name) for stats in by_rank) for f in fields(ExpertStats)})
-
-
-def _plus(before: ExpertStats, own: ExpertStats) -> ExpertStats:
-    """Counts add up; of the two levels the later budget and the higher peak hold."""
-    counts = {f.name: getattr(before, f.name) + getattr(own, f.name) for f in fields(ExpertStats)}
-    counts["budget_bytes"] = own.budget_bytes or before.budget_bytes
-    counts["peak_bytes"] = max(before.peak_bytes, own.peak_bytes)
-    return ExpertStats(**counts)

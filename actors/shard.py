@@ -14,7 +14,7 @@ from smoe.collectives.world import WorldPlan, free_port
 from smoe.core.config import EngineConfig
 from smoe.core.model_info import ModelInfo
 from smoe.core.step import Executor
-from smoe.engine.rss import peak_rss_bytes
+from smoe.engine.rss import read_rss
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ class Shard:
             channel.send(self._call(method, args))
 
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
-        if method == "peak_rss_bytes":
-            return peak_rss_bytes()
+        if method == "rss":
+            return read_rss()
         assert self._executor is not None, "load comes first"
         member = getattr(self._executor, method)
         return attempt(lambda: member(*args))

@@ -1,8 +1,12 @@
 """Ledger: the bytes that collectives send, by purpose and by what they cross."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from smoe.core.stats import TrafficStats
 
 LinkClass = Literal["device", "host", "network"]
 LINK_CLASSES: tuple[LinkClass, ...] = ("device", "host", "network")
@@ -42,6 +46,8 @@ class Ledger:
         self._class_of: list[LinkClass] = ["host" if host == here else "network" for host in hosts]
         self._class_of[rank] = "device"
         self._traffic: dict[str, Traffic] = {}
+        self.busy_s = 0.0
+        """Time spent in exchanges, the wait for other ranks included."""
 
     def count(self, purpose: str, sent_bytes: Mapping[int, int]) -> None:
         """One collective that sent these bytes to these ranks (of all ranks, not of a group)."""
@@ -56,5 +62,24 @@ class Ledger:
     def all_traffic(self) -> dict[str, Traffic]:
         return dict(self._traffic)
 
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.busy_s += time.perf_counter() - started
+
+    def stats(self) -> TrafficStats:
+        """Over all purposes. From any thread."""
+        traffic = list(self._traffic.values())
+        return TrafficStats(
+            calls=sum(each.calls for each in traffic),
+            host_bytes=sum(each.host for each in traffic),
+            network_bytes=sum(each.network for each in traffic),
+            busy_s=self.busy_s,
+        )
+
     def reset(self) -> None:
         self._traffic.clear()
+        self.busy_s = 0.0

@@ -87,6 +87,7 @@ class ProcessGroup:
     @contextlib.contextmanager
     def _watched(self, purpose: str) -> Iterator[None]:
         try:
-            yield
+            with self.ledger.timed():
+                yield
         except RuntimeError as error:  # torch has no narrower class for a peer that is gone or late
             raise CollectiveError(f"{purpose} over ranks {list(self.ranks)}: {str(error).splitlines()[0]}") from error

@@ -90,6 +90,10 @@ class SocketGroup:
 
     def progress_until(self, done: Callable[[], bool], purpose: str) -> None:
         """Reads and writes all connections until then. Raises CollectiveError past the time limit."""
+        with self.ledger.timed():
+            self._progress(done, purpose)
+
+    def _progress(self, done: Callable[[], bool], purpose: str) -> None:
         peers = [self.peer(place) for place in self._others()]
         deadline = 0.0
         while True:
@@ -131,7 +135,8 @@ class SocketTransfer:
         self._going.add(place)
         peer = self._group.peer(place)
         try:
-            peer.send(self._tag, _bytes(rows))
+            with self._group.ledger.timed():
+                peer.send(self._tag, _bytes(rows))
         except OSError as error:
             raise self._group.lost(self._purpose, f"rank {peer.rank} is gone ({error})") from error
 

@@ -1,6 +1,8 @@
 """Counters that an engine reports; plain numbers that add up and subtract."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import Self
 
 
@@ -63,6 +65,10 @@ class ExpertStats:
     def misses(self) -> int:
         return self.cold_misses + self.collision_misses
 
+    def plus(self, more: Self) -> Self:
+        """The two levels add up too."""
+        return type(self)(**{f.name: getattr(self, f.name) + getattr(more, f.name) for f in fields(self)})
+
     def since(self, earlier: Self) -> Self:
         """Counts of an interval: differences, except the two levels `budget_bytes` and `peak_bytes`."""
         levels = {"budget_bytes", "peak_bytes"}
@@ -96,8 +102,86 @@ class DraftStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingStats:
+    """What routers chose, in (row, chosen expert) pairs; rows are those of prompts and of drafts too.
+
+    `loads[i][e]` of expert e in the i-th MoE layer. `by_device[d]` were sent to device d, whose experts they are, and
+    `local` of them came from rows on that same device: their share is the local activation rate.
+    """
+
+    loads: tuple[tuple[int, ...], ...] = ()
+    by_device: tuple[int, ...] = ()
+    local: int = 0
+
+    @property
+    def choices(self) -> int:
+        return sum(map(sum, self.loads))
+
+    def plus(self, more: Self) -> Self:
+        return self._with(more, 1)
+
+    def since(self, earlier: Self) -> Self:
+        return self._with(earlier, -1)
+
+    def _with(self, other: Self, sign: int) -> Self:
+        by_layer = zip_longest(self.loads, other.loads, fillvalue=())
+        return type(self)(
+            loads=tuple(_added(mine, theirs, sign) for mine, theirs in by_layer),
+            by_device=_added(self.by_device, other.by_device, sign),
+            local=self.local + sign * other.local,
+        )
+
+
+def _added(mine: Sequence[int], theirs: Sequence[int], sign: int) -> tuple[int, ...]:
+    """Either may be shorter, or empty where nothing was counted yet."""
+    return tuple(a + sign * b for a, b in zip_longest(mine, theirs, fillvalue=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficStats:
+    """What devices exchanged, added up over them: `calls` of collectives, bytes sent to others on the same host and on
+    other hosts, and the time that they spent in exchanges, waiting for each other included."""
+
+    calls: int = 0
+    host_bytes: int = 0
+    network_bytes: int = 0
+    busy_s: float = 0.0
+
+    def plus(self, more: Self) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name) + getattr(more, f.name) for f in fields(self)})
+
+    def since(self, earlier: Self) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorStats:
+    """What those who run the steps count; of several devices, together."""
+
+    experts: ExpertStats = ExpertStats()
+    routing: RoutingStats = RoutingStats()
+    traffic: TrafficStats = TrafficStats()
+
+    def plus(self, more: Self) -> Self:
+        """Of two at the same time: levels add up as well."""
+        return type(self)(
+            experts=self.experts.plus(more.experts),
+            routing=self.routing.plus(more.routing),
+            traffic=self.traffic.plus(more.traffic),
+        )
+
+    def after(self, earlier: Self) -> Self:
+        """Of one that took the place of another: as `plus`, but of the levels the later budget and the higher peak."""
+        budget = self.experts.budget_bytes or earlier.experts.budget_bytes
+        peak = max(self.experts.peak_bytes, earlier.experts.peak_bytes)
+        both = self.plus(earlier)
+        return replace(both, experts=replace(both.experts, budget_bytes=budget, peak_bytes=peak))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot of one engine. Token counts are since start; `kv_*` are arena rows."""
+    """A snapshot of one engine. Counts are since start; `kv_*` are arena rows. Memory is that of all its processes:
+    `rss_bytes` now, `peak_rss_bytes` the most of each."""
 
     waiting: int
     running: int
@@ -108,4 +192,20 @@ class EngineStats:
     kv_rows_total: int
     experts: ExpertStats
     peak_rss_bytes: int
+    rss_bytes: int = 0
     draft: DraftStats = DraftStats()
+    routing: RoutingStats = RoutingStats()
+    traffic: TrafficStats = TrafficStats()
+
+    def since(self, earlier: Self) -> Self:
+        """Counts of an interval; levels as they are now."""
+        return replace(
+            self,
+            prompt_tokens=self.prompt_tokens - earlier.prompt_tokens,
+            generated_tokens=self.generated_tokens - earlier.generated_tokens,
+            steps=self.steps - earlier.steps,
+            experts=self.experts.since(earlier.experts),
+            draft=self.draft.since(earlier.draft),
+            routing=self.routing.since(earlier.routing),
+            traffic=self.traffic.since(earlier.traffic),
+        )

@@ -7,7 +7,7 @@ from smoe.core.errors import ConfigError, SmoeError
 from smoe.core.model_info import ModelInfo
 from smoe.core.request import TokenLogprob
 from smoe.core.sampling import SamplingParams
-from smoe.core.stats import DraftStats, ExpertStats
+from smoe.core.stats import DraftStats, ExecutorStats
 
 if TYPE_CHECKING:  # what is behind it, numpy, would be loaded for every verb
     from smoe.core.placement import Placement
@@ -101,7 +101,7 @@ class Executor(Protocol):
         """Runs one step. An error of one span is in its result; an exception means the devices are lost."""
         ...
 
-    def expert_stats(self) -> ExpertStats: ...
+    def stats(self) -> ExecutorStats: ...
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         """Between steps: from now on experts may take `memory`. Slots over all layers, or why it stays as it was."""

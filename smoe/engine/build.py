@@ -26,6 +26,7 @@ from smoe.engine.tokenizer import load_tokenizer
 from smoe.models.decoder import Decoder
 from smoe.models.kv import KVCache
 from smoe.models.loading import model_folder, open_checkpoint
+from smoe.models.route_counts import RouteCounts
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.build import make_bank, resize
 from smoe.sched.routing import Affinity
@@ -62,7 +63,8 @@ def build_runner(config: EngineConfig) -> Runner:
         bank = LookaheadBank(bank, recorder.see_lookahead, last_layer=info.moe_layers[-1])
     try:
         params = checkpoint.params(dtype=dtype, device=device)
-        decoder = Decoder(checkpoint.spec, params, bank, dtype=dtype)
+        counts = RouteCounts(checkpoint.spec)
+        decoder = Decoder(checkpoint.spec, params, bank, dtype=dtype, counts=counts)
         kv = KVCache(checkpoint.spec, num_rows=plan.kv_rows, num_states=config.max_num_seqs, dtype=dtype, device=device)
         speculation = None
         if config.draft is not None:
@@ -77,7 +79,15 @@ def build_runner(config: EngineConfig) -> Runner:
             )
             speculation = make_speculation(config.draft, target)
         return Runner(
-            decoder, kv, bank, info, device=device, recorder=recorder, resize=resizing, speculation=speculation
+            decoder,
+            kv,
+            bank,
+            info,
+            device=device,
+            recorder=recorder,
+            resize=resizing,
+            speculation=speculation,
+            counts=counts,
         )
     except BaseException:
         bank.close()

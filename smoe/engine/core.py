@@ -12,7 +12,7 @@ from smoe.core.stats import DraftStats, EngineStats
 from smoe.core.step import Executor, ExpertsMoved
 from smoe.engine.answer import Answer
 from smoe.engine.random import derive_seed
-from smoe.engine.rss import peak_rss_bytes
+from smoe.engine.rss import read_rss
 from smoe.engine.tokenizer import Tokenizer
 from smoe.engine.validate import RequestValidator
 from smoe.sched.routing import Affinity
@@ -175,6 +175,7 @@ class EngineCore:
         return found
 
     def stats(self) -> EngineStats:
+        found, rss = self.executor.stats(), read_rss()
         return EngineStats(
             waiting=sum(len(arena.waiting) for arena in self._scheduler.arenas),
             running=len(self._scheduler.running),
@@ -183,9 +184,12 @@ class EngineCore:
             steps=self._steps,
             kv_rows_used=sum(arena.kv.used_rows for arena in self._scheduler.arenas),
             kv_rows_total=sum(arena.kv.num_rows for arena in self._scheduler.arenas),
-            experts=self.executor.expert_stats(),
-            peak_rss_bytes=peak_rss_bytes(),
+            experts=found.experts,
+            peak_rss_bytes=rss.peak_bytes,
+            rss_bytes=rss.now_bytes,
             draft=self._draft,
+            routing=found.routing,
+            traffic=found.traffic,
         )
 
     def check_integrity(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -35,6 +36,7 @@ from smoe.models.kv import KVCache, bytes_per_row
 from smoe.models.loading import Checkpoint, open_checkpoint
 from smoe.models.loading.arena import carve
 from smoe.models.permute import check_model
+from smoe.models.route_counts import RouteCounts
 from smoe.models.spread import TensorParallel
 from smoe.models.tensor_parallel import TensorShare, check_size
 
@@ -124,19 +126,22 @@ class RankPart:
         bank = self.bank(schedule, dedup=dedup)
         return self.decoder_of(bank, self.spread(schedule)), bank
 
-    def bank(self, schedule: Schedule, *, dedup: bool = True) -> DispatchedBank:
+    def bank(self, schedule: Schedule, *, dedup: bool = True, counts: RouteCounts | None = None) -> DispatchedBank:
+        """`counts` of the decoder that it will be in."""
         places, own = expert_places(self.placement, self.group.rank), self.experts
         informed = Informed(own.bank, lossy=own.lossy) if own.told else None
         # A bank that moves experts is asked once a layer.
         chunks = Chunks() if isinstance(own.bank, RankBank) else Chunks(overlap_rows=None)
         dispatcher = Dispatcher(self.group, dedup=dedup, chunks=chunks)
-        return DispatchedBank(own.bank, dispatcher, places, schedule, informed)
+        moved = None if counts is None else partial(counts.use, own=self.group.rank, size=self.group.size)
+        return DispatchedBank(own.bank, dispatcher, places, schedule, informed, moved)
 
     def spread(self, schedule: Schedule) -> TensorParallel:
         return TensorParallel(self.tensor, schedule, self.share)
 
-    def decoder_of(self, bank: DispatchedBank, spread: TensorParallel) -> Decoder:
-        return Decoder(self.share.local_spec(), self.params, bank, dtype=self.dtype, spread=spread)
+    def decoder_of(self, bank: DispatchedBank, spread: TensorParallel, counts: RouteCounts | None = None) -> Decoder:
+        spec = self.share.local_spec()
+        return Decoder(spec, self.params, bank, dtype=self.dtype, spread=spread, counts=counts)
 
 
 def load_part(
@@ -181,8 +186,9 @@ def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement:
         )
 
     part = load_part(checkpoint, group, placement, dtype, tensor, own_experts)
-    bank, spread = part.bank(schedule, dedup=config.parallel.dedup), part.spread(schedule)
-    decoder = part.decoder_of(bank, spread)
+    counts = RouteCounts(spec)
+    bank, spread = part.bank(schedule, dedup=config.parallel.dedup, counts=counts), part.spread(schedule)
+    decoder = part.decoder_of(bank, spread, counts)
     own = part.experts
     left = usable - part.dense_bytes - own.nbytes
     rows = _common_rows(group, left, row_bytes, wanted_rows)
@@ -217,6 +223,7 @@ def _load(checkpoint: Checkpoint, config: EngineConfig, world: World, placement:
         resize=own.resize,
         unread=unread,
         place=place,
+        counts=counts,
     )
 
 

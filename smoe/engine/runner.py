@@ -10,7 +10,7 @@ from smoe.core.errors import ConfigError, SmoeError, StoreError
 from smoe.core.model_info import ModelInfo
 from smoe.core.parallel import ONE_DEVICE
 from smoe.core.placement import Placement
-from smoe.core.stats import ExpertStats
+from smoe.core.stats import ExecutorStats, RoutingStats, TrafficStats
 from smoe.core.step import ExpertsMoved, SampledToken, SpanPlan, StepPlan, StepResult, Substituted
 from smoe.engine.draft.speculation import Speculation
 from smoe.engine.recorder import RouteRecorder
@@ -19,6 +19,7 @@ from smoe.engine.states import RecurrentStates, Replay, Saved
 from smoe.models.bank import ExpertBank, ResidentBank
 from smoe.models.batch import Batch
 from smoe.models.kv import KVCache
+from smoe.models.route_counts import RouteCounts
 from smoe.models.spec import DecoderSpec, DeltaSpec
 
 
@@ -53,11 +54,12 @@ class Runner:
         place: Callable[[Placement, str], ExpertsMoved | SmoeError] | None = None,
         speculation: Speculation | None = None,
         unread: Callable[[], str | None] | None = None,
+        counts: RouteCounts | None = None,
     ) -> None:
         """`resize` gives experts another size of memory, or raises ConfigError; None where none can be had. With a
         `world` this is one of its ranks: all execute every plan, each the spans of its data-parallel `group` (None: all
         spans), and those that `samples` is set for say the tokens of their group; `unread` tells what experts this
-        rank could not read in the forward run last.
+        rank could not read in the forward run last. `counts` are those of the decoder's routers.
         """
         self._decoder, self._kv, self._bank, self._info = decoder, kv, bank, info
         self._device, self._recorder = device, recorder
@@ -69,7 +71,7 @@ class Runner:
         self.speculation = speculation
         self._closed = False
         self._world, self._resize, self._place = world, resize, place
-        self._unread = unread
+        self._unread, self._counts = unread, counts
         self._group, self._samples = group, samples
 
     def info(self) -> ModelInfo:
@@ -104,8 +106,10 @@ class Runner:
             substituted=tuple(result.substituted[0] if result.substituted else nothing for result in alone),
         )
 
-    def expert_stats(self) -> ExpertStats:
-        return self._bank.stats()
+    def stats(self) -> ExecutorStats:
+        routing = RoutingStats() if self._counts is None else self._counts.stats()
+        traffic = TrafficStats() if self._world is None else self._world.ledger.stats()
+        return ExecutorStats(experts=self._bank.stats(), routing=routing, traffic=traffic)
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         if self._resize is None:

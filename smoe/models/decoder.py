@@ -15,6 +15,7 @@ from smoe.models.kv import KVCache
 from smoe.models.mla import MLAAttention
 from smoe.models.mlp import DenseMLP, MoEBlock
 from smoe.models.rope import RopeTables
+from smoe.models.route_counts import RouteCounts
 from smoe.models.spec import DecoderSpec, DeltaSpec, GQASpec, MoESpec
 from smoe.models.spread import Alone, Spread
 
@@ -28,15 +29,23 @@ class Decoder:
     """
 
     def __init__(
-        self, spec: DecoderSpec, params: Params, bank: ExpertBank, *, dtype: torch.dtype, spread: Spread | None = None
+        self,
+        spec: DecoderSpec,
+        params: Params,
+        bank: ExpertBank,
+        *,
+        dtype: torch.dtype,
+        spread: Spread | None = None,
+        counts: RouteCounts | None = None,
     ) -> None:
-        """`spread` says which ranks do what: `spec` and `params` are then this rank's part. By default it has all."""
+        """`spread` says which ranks do what: `spec` and `params` are then this rank's part. By default it has all.
+        `counts` of the rows routed here."""
         self.spec, self.dtype = spec, dtype
         self._spread = spread or Alone()
         self._embed = params["embed"]
         self._rope = RopeTables(spec)
         self._layers = [
-            (_attention(spec, i, params, self._rope, self._spread.group), _mlp(spec, i, params, bank))
+            (_attention(spec, i, params, self._rope, self._spread.group), _mlp(spec, i, params, bank, counts))
             for i in range(len(spec.layers))
         ]
         self._bank = bank
@@ -87,9 +96,11 @@ def _attention(
     return MLAAttention(attention, params, prefix, norm, rope, spec)
 
 
-def _mlp(spec: DecoderSpec, layer: int, params: Params, bank: ExpertBank) -> DenseMLP | MoEBlock:
+def _mlp(
+    spec: DecoderSpec, layer: int, params: Params, bank: ExpertBank, counts: RouteCounts | None
+) -> DenseMLP | MoEBlock:
     mlp = spec.layers[layer].mlp
     norm = make_norm(spec, params, f"layers.{layer}.mlp_norm")
     if isinstance(mlp, MoESpec):
-        return MoEBlock(mlp, layer, params, f"layers.{layer}.moe", norm, bank)
+        return MoEBlock(mlp, layer, params, f"layers.{layer}.moe", norm, bank, counts)
     return DenseMLP(mlp, params, f"layers.{layer}.mlp", norm)

@@ -84,15 +84,19 @@ class DispatchedBank:
         expert2place: Mapping[int, Tensor],
         schedule: Schedule,
         informed: Informed | None = None,
+        moved: Callable[[Mapping[int, Tensor]], None] | None = None,
     ) -> None:
-        """`expert2place[layer]` [E] i64 is the place of the rank that computes an expert for this one. `informed`
-        computes with `local` where that wants to know more of a row."""
-        self._local, self._dispatcher, self._informed = local, dispatcher, informed
+        """`expert2place[layer]` [E] i64 is the place of the rank that computes an expert for this one; `moved` is told
+        it, and every other one that takes its place. `informed` computes with `local` where that wants to know more of
+        a row."""
+        self._local, self._dispatcher, self._informed, self._moved = local, dispatcher, informed, moved
         self.use(expert2place, schedule)
 
     def use(self, expert2place: Mapping[int, Tensor], schedule: Schedule) -> None:
         """As given when it was made; between two forwards, on all ranks."""
         self._expert2place, self._schedule = dict(expert2place), schedule
+        if self._moved is not None:
+            self._moved(self._expert2place)
 
     @property
     def needs_logits(self) -> bool:

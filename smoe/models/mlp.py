@@ -9,6 +9,7 @@ from smoe.kernels import GatedMLP, LayerNorm, Linear, RMSNorm
 from smoe.models.activations import sigmoid
 from smoe.models.bank import ExpertBank, SendingBank
 from smoe.models.batch import StepContext
+from smoe.models.route_counts import RouteCounts
 from smoe.models.router import Router
 from smoe.models.spec import Activation, DenseSpec, MoESpec
 
@@ -28,7 +29,8 @@ class DenseMLP:
 
 
 class MoEBlock:
-    """x + shared(h) + sum of the chosen experts of h, where h = norm(x). Tells the route sink what was chosen."""
+    """x + shared(h) + sum of the chosen experts of h, where h = norm(x). Tells the route sink and the
+    counts what was chosen."""
 
     def __init__(
         self,
@@ -38,8 +40,9 @@ class MoEBlock:
         prefix: str,
         norm: RMSNorm | LayerNorm,
         bank: ExpertBank,
+        counts: RouteCounts | None = None,
     ) -> None:
-        self._layer, self._bank = layer, bank
+        self._layer, self._bank, self._counts = layer, bank, counts
         self._needs_logits = bank.needs_logits
         self._router = Router(spec.router, params, f"{prefix}.router")
         self._route = self._router.after(norm)
@@ -50,6 +53,8 @@ class MoEBlock:
 
     def __call__(self, x_TD: torch.Tensor, context: StepContext) -> torch.Tensor:
         h_TD, logits_TE, ids_TK, weights_TK = self._route(x_TD)
+        if self._counts is not None:
+            self._counts.note(self._layer, ids_TK)
         if context.batch.route_sink is not None:
             context.batch.route_sink(self._layer, ids_TK, weights_TK, logits_TE)
         told_TE = logits_TE if self._needs_logits else None

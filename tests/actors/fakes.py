@@ -9,7 +9,7 @@ from smoe.core.config import EngineConfig
 from smoe.core.errors import CheckpointError, ConfigError, PlacementError, SmoeError
 from smoe.core.model_info import ModelInfo
 from smoe.core.placement import Placement
-from smoe.core.stats import ExpertStats
+from smoe.core.stats import ExecutorStats, ExpertStats, RoutingStats
 from smoe.core.step import ExpertsMoved, SampledToken, StepPlan, StepResult
 
 VOCAB = 100
@@ -62,8 +62,9 @@ class FakeExecutor:
     def _next(self, start: int, end: int) -> int:
         return zlib.crc32(repr(self._rows[start:end]).encode()) % VOCAB
 
-    def expert_stats(self) -> ExpertStats:
-        return ExpertStats(hits=self._steps, budget_bytes=64, peak_bytes=32)
+    def stats(self) -> ExecutorStats:
+        experts = ExpertStats(hits=self._steps, budget_bytes=64, peak_bytes=32)
+        return ExecutorStats(experts=experts, routing=RoutingStats(loads=((self._steps, 0),), local=self._steps))
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         return int(memory) if memory.isdigit() else ConfigError("expert_memory", memory, "a number")

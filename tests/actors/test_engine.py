@@ -72,7 +72,7 @@ def test_every_rank_gets_every_plan_and_rank_0_answers(rig: Rig) -> None:
     rig.attach(*executors)
     rig.engine.submit([request("r", [1, 2], 5)])
     assert tokens(rig.collect(["r"])["r"]) == fakes.expected_tokens([1, 2], 5)
-    assert [e.expert_stats().hits for e in executors] == [5, 5, 5]
+    assert [e.stats().experts.hits for e in executors] == [5, 5, 5]
 
 
 def test_lost_devices_are_replaced_and_requests_keep_their_tokens(rig: Rig) -> None:

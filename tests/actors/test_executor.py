@@ -7,7 +7,7 @@ import pytest
 from smoe.actors.executor import RayExecutor, merged
 from smoe.actors.shard import ShardReady
 from smoe.core.sampling import SamplingParams
-from smoe.core.stats import ExpertStats
+from smoe.core.stats import ExecutorStats, ExpertStats, RoutingStats, TrafficStats
 from smoe.core.step import SampledToken, SpanPlan, StepPlan, StepResult, Substituted
 from tests.actors.fakes import INFO
 
@@ -73,8 +73,15 @@ def test_a_span_that_is_not_a_number_ends_with_what_could_not_be_read() -> None:
 def test_counts_and_levels_of_all_ranks_add_up() -> None:
     class Told(Ranks):
         def call(self, method: str, *args: Any) -> list[Any]:
-            assert method == "expert_stats"
-            return [ExpertStats(hits=rank, budget_bytes=64, peak_bytes=32 + rank) for rank in range(self._size)]
+            assert method == "stats"
+            experts = [ExpertStats(hits=rank, budget_bytes=64, peak_bytes=32 + rank) for rank in range(self._size)]
+            routing = [RoutingStats(loads=((rank, 1),), by_device=(1, 0, rank), local=1) for rank in range(self._size)]
+            traffic = [TrafficStats(calls=1, network_bytes=rank) for rank in range(self._size)]
+            each = zip(experts, routing, traffic, strict=True)
+            return [ExecutorStats(experts=e, routing=r, traffic=t) for e, r, t in each]
 
-    found = RayExecutor(ShardReady(INFO, 9), Told(3, 3), ranks_per_group=3).expert_stats()
-    assert (found.hits, found.budget_bytes, found.peak_bytes) == (3, 192, 99)
+    found = RayExecutor(ShardReady(INFO, 9), Told(3, 3), ranks_per_group=3).stats()
+    assert (found.experts.hits, found.experts.budget_bytes, found.experts.peak_bytes) == (3, 192, 99)
+    assert found.routing == RoutingStats(loads=((3, 3),), by_device=(3, 0, 3), local=3)
+    assert found.routing.choices == 6
+    assert found.traffic == TrafficStats(calls=3, network_bytes=3)

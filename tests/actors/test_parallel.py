@@ -140,11 +140,21 @@ def test_ranks_that_keep_a_part_of_their_experts_do_too_and_are_resized_together
         with pytest.raises(ConfigError, match=r"^expert_memory: '60%' \(up to expert_memory_max: 192 slots"):
             client.resize_experts("60%")
         assert answers(client) == expected
-        after = client.stats().experts
+        stats, info = client.stats(), client.info()
+        after = stats.experts
         # Of both ranks together: twice as many slots as before, each of the same size.
         assert after.budget_bytes == 2 * before.budget_bytes
         assert after.misses > before.misses > 0
         assert before.peak_bytes == before.budget_bytes
+        # Each answer's last token was sampled and never went in.
+        rows = stats.prompt_tokens + stats.generated_tokens - 2 * len(expected)
+        choices_a_layer = rows * info.top_k
+        assert [sum(load) for load in stats.routing.loads] == [choices_a_layer] * len(info.moe_layers)
+        assert sum(stats.routing.by_device) == stats.routing.choices
+        assert len(stats.routing.by_device) == SIZE
+        assert 0 < stats.routing.local < stats.routing.choices
+        assert stats.traffic.host_bytes > 0 == stats.traffic.network_bytes
+        assert stats.traffic.busy_s > 0
 
 
 @pytest.mark.usefixtures("local_ray")

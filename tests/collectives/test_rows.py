@@ -67,9 +67,10 @@ def test_the_ledger_counts_what_leaves_a_rank_by_what_it_crosses() -> None:
     def body(group):
         own = reduce_scatter(torch.zeros(6, 4), torch.zeros(6, 4), order, group)
         gather_rows(own, order, group)
-        return group.ledger.all_traffic()
+        return group.ledger.all_traffic(), group.ledger.stats()
 
-    first, _, third = run_ranks(3, body, hosts=hosts)
+    (first, stats), _, (third, _) = run_ranks(3, body, hosts=hosts)
+    assert (stats.calls, stats.host_bytes, stats.network_bytes) == (2, 4 * 16, 5 * 16)
     assert (first["reduce"].device, first["reduce"].host, first["reduce"].network) == (3 * 16, 1 * 16, 2 * 16)
     assert (first["gather"].device, first["gather"].host, first["gather"].network) == (3 * 16, 3 * 16, 3 * 16)
     assert (third["reduce"].device, third["reduce"].host, third["reduce"].network) == (2 * 16, 0, 4 * 16)

@@ -12,7 +12,7 @@ from smoe.core.model_info import ModelInfo
 from smoe.core.placement import Placement
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
-from smoe.core.stats import ExpertStats
+from smoe.core.stats import ExecutorStats
 from smoe.core.step import ExpertsMoved, StepPlan, StepResult
 from smoe.engine.core import EngineCore
 from smoe.metrics.latency import RequestTimes, itl_s, percentile, tpot_s, ttft_s
@@ -50,8 +50,8 @@ class RanksExecutor:
         result: StepResult = self._ranks.ask("execute", plan)[0]
         return result
 
-    def expert_stats(self) -> ExpertStats:
-        return ExpertStats()
+    def stats(self) -> ExecutorStats:
+        return ExecutorStats()
 
     def resize_experts(self, memory: str) -> int | ConfigError:
         return ConfigError("expert_memory", memory, "all on several devices")
