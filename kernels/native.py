@@ -26,6 +26,7 @@ ERRORS: dict[int, tuple[type[Exception], str]] = {
     -1: (MemoryError, "no memory for the scratch space of a kernel"),
     -2: (IndexError, "a slot lies outside of the expert table"),
     -3: (LookupError, "a slot of the expert table is empty"),
+    -4: (ValueError, "a residual ends before its matrix is whole"),
 }
 
 
@@ -93,6 +94,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "mla": (_P, _P, _P, _I, _L, _P, _P, _P, _P, _P, _P, _P),
     "delta": (_P, _P, _I, _L, _P, _L, _P, _P, _P),
     "quantise": (_P, _I, _L, _L, _L, _P, _I, _P, _P),
+    "residual": (_P, _L, _P, _L, _P, _L, _L, _L, _P, _P),
     "stream": (_P, _L, _P),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "lib" / "libsmoe_cpu_x86_64.so"
-OPERATIONS = ("norm", "linear", "attention", "moe", "topk", "route", "mla", "delta", "quantise", "stream")
+OPERATIONS = ("norm", "linear", "attention", "moe", "topk", "route", "mla", "delta", "quantise", "residual", "stream")
 VARIANT_SOURCES = ("dot.c", "int4.c", "int8.c", *(f"{name}.c" for name in OPERATIONS))
 VARIANTS = {
     "avx2": ("-mavx2", "-mfma"),

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 enum { F32 = 0, BF16 = 1, INT4 = 2 };
-enum { OK = 0, ERR_MEMORY = -1, ERR_SLOT_RANGE = -2, ERR_SLOT_EMPTY = -3 };
+enum { OK = 0, ERR_MEMORY = -1, ERR_SLOT_RANGE = -2, ERR_SLOT_EMPTY = -3, ERR_DAMAGED = -4 };
 enum { ACT_SILU = 0, ACT_GPTOSS = 1 };
 
 typedef struct {
@@ -143,4 +143,8 @@ static inline size_t type_size(int type) { return type == BF16 ? 2 : 4; }
       (int threads, const void *w, int wtype, int64_t n, int64_t k, int64_t group, const float *inverses, int num_ratios,         \
        void *codes, void *scales),                                                                                   \
       (threads, w, wtype, n, k, group, inverses, num_ratios, codes, scales)) \
+    X(residual,                                                                                                      \
+      (int threads, const void *in, int64_t nbytes, const void *codes, int64_t ld, const void *scales, int64_t n, int64_t k,       \
+       int64_t group, void *out, int64_t *used),                                                                     \
+      (threads, in, nbytes, codes, ld, scales, n, k, group, out, used))                                                       \
     X(stream, (int threads, const float *x, int64_t n, float *out), (threads, x, n, out))
