@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-Tensor = torch.Tensor
+from smoe.collectives.wire import HEAD_BYTES, row_bytes
 
-HEAD_BYTES = 16
-"""Rows of the message and rounds that its sender asks for, i64 each."""
+Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Layout:
     @property
     def row_bytes(self) -> int:
         """What one dispatched row weighs on the wire."""
-        return self.hidden * self.dtype.itemsize + self.choices * (torch.int16.itemsize + torch.float32.itemsize)
+        return row_bytes(self.hidden, self.dtype.itemsize, self.choices)
 
     def nbytes(self, rows: int) -> int:
         return HEAD_BYTES + rows * self.row_bytes

@@ -38,8 +38,18 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """What every device can do at most, by its data sheet: `flops_per_s` of dense matrix products in bf16."""
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """`devices` by device id and the host of each; `switches` are all other ends of links.
+    """`devices` by device id and the host of each; `switches` are all other ends of links. `rates` are those of each
+    device, if they are told.
 
     Made by `smoe.core.topology_file`, or checked by `validate`: every two devices are connected.
     """
@@ -49,6 +59,7 @@ class Topology:
     hosts: tuple[str, ...]
     switches: tuple[str, ...]
     links: tuple[Link, ...]
+    rates: DeviceRates | None = None
 
     @property
     def num_devices(self) -> int:

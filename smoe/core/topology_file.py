@@ -10,18 +10,23 @@ links:
     kind: eth                             # nvlink, pcie, upi, ib or eth
     bytes_per_s: 12.5e+9                  # each way
     latency_s: 5.0e-6
+device:                                   # if needed, what each device can do at most
+  flops_per_s: 989.0e+12                  # dense matrix products in bf16
+  memory_bytes_per_s: 3.35e+12
+  memory_bytes: 80.0e+9
 """
 
 from pathlib import Path
 from typing import Any
 
 from smoe.core.errors import ConfigError
-from smoe.core.topology import Link, Topology
+from smoe.core.topology import DeviceRates, Link, Topology
 from smoe.core.yaml_file import read_yaml
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "topologies"
 _SUFFIX = ".yaml"
 _LINK_KEYS = ("between", "kind", "bytes_per_s", "latency_s")
+_RATE_KEYS = ("flops_per_s", "memory_bytes_per_s", "memory_bytes")
 
 
 def topology_names() -> list[str]:
@@ -40,7 +45,7 @@ def open_topology(name: str) -> Topology:
 def read_topology(path: str | Path) -> Topology:
     """Raises ConfigError naming the file, the field, its value and what was expected."""
     name = str(path)
-    raw = _mapping(name, read_yaml(path), ("name", "hosts", "links"), ("switches",))
+    raw = _mapping(name, read_yaml(path), ("name", "hosts", "links"), ("switches", "device"))
     hosts = raw["hosts"]
     if not isinstance(hosts, dict) or not hosts:
         raise ConfigError(f"{name}: hosts", hosts, "devices by host, as in left: [gpu0, gpu1]")
@@ -55,6 +60,7 @@ def read_topology(path: str | Path) -> Topology:
         hosts=tuple(host for _, host in places),
         switches=tuple(switches),
         links=tuple(links),
+        rates=_rates(f"{name}: device", raw["device"]) if "device" in raw else None,
     )
     try:
         topology.validate()
@@ -75,6 +81,15 @@ def _links(field: str, entry: Any) -> list[Link]:
     kind: Any = _text(f"{field}.kind", raw["kind"])
     figures = {key: _number(f"{field}.{key}", raw[key]) for key in ("bytes_per_s", "latency_s")}
     return [Link(a=a, b=b, kind=kind, **figures) for a in ends[0] for b in ends[1]]
+
+
+def _rates(field: str, entry: Any) -> DeviceRates:
+    raw = _mapping(field, entry, _RATE_KEYS)
+    figures = {key: _number(f"{field}.{key}", raw[key]) for key in _RATE_KEYS}
+    for key, value in figures.items():
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{field}.{key}", value, "above 0")
+    return DeviceRates(**figures)
 
 
 def _mapping(field: str, value: Any, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from smoe.collectives.chunks import AHEAD, Chunks
 from smoe.collectives.dispatch import Dispatched, Dispatcher
 from smoe.collectives.group import SoloGroup
-from smoe.collectives.message import HEAD_BYTES, Layout
+from smoe.collectives.message import Layout
 from smoe.collectives.slow_dispatch import slow_apply
+from smoe.collectives.wire import HEAD_BYTES
 from tests.collectives.thread_group import ThreadGroup, run_ranks
 
 HIDDEN = 6

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from smoe.core.errors import ConfigError
-from smoe.core.topology import LINK_CLASSES, Link, Topology
+from smoe.core.topology import LINK_CLASSES, DeviceRates, Link, Topology
 from smoe.core.topology_file import open_topology, read_topology, topology_names
 
 TEXT = """\
@@ -59,7 +59,11 @@ def test_the_graph_has_everything(tmp_path: Path) -> None:
 BROKEN = [
     ("name: two-boxes\n", "", "missing key name: ['hosts', 'links', 'switches']"),
     ("name: two-boxes", "name: 3", "name: 3 (a name)"),
-    ("switches:", "swtiches:", "unknown key swtiches: ['s'] (the keys name, hosts, links, perhaps switches)"),
+    (
+        "switches:",
+        "swtiches:",
+        "unknown key swtiches: ['s'] (the keys name, hosts, links, perhaps switches, perhaps device)",
+    ),
     ("kind: eth", "kind: token-ring", "links[2].kind: 'token-ring' (one of nvlink, pcie, upi, ib, eth)"),
     ("    kind: eth\n", "", "links[1]: missing key kind: ['between', 'bytes_per_s', 'latency_s']"),
     ("kind: eth", "kind: eth\n    lanes: 4", "links[1]: unknown key lanes: 4 (the keys between, kind"),
@@ -95,6 +99,23 @@ def test_a_file_that_is_wrong(old: str, new: str, message: str, tmp_path: Path) 
     assert "\n" not in str(error.value)
 
 
+RATES = "  latency_s: 0\ndevice: {flops_per_s: 1e+12, memory_bytes_per_s: 2e+9, memory_bytes: 3e+9}"
+
+
+def test_what_a_device_can_do(tmp_path: Path) -> None:
+    found = read_topology(write(tmp_path, "  latency_s: 0", RATES)).rates
+    assert found == DeviceRates(flops_per_s=1e12, memory_bytes_per_s=2e9, memory_bytes=3e9)
+    assert read_topology(write(tmp_path)).rates is None
+    for old, new, message in (
+        ("3e+9", "0", "device.memory_bytes: 0.0 (above 0)"),
+        ("2e+9", ".inf", "device.memory_bytes_per_s: inf (above 0)"),
+        ("1e+12", "many", "device.flops_per_s: 'many' (a number)"),
+        (", memory_bytes: 3e+9", "", "device: missing key memory_bytes: ['flops_per_s', 'memory_bytes_per_s']"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            read_topology(write(tmp_path, "  latency_s: 0", RATES.replace(old, new)))
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"topology: 'ring' \(a YAML file, or one of 2nodes-x8, 2x4-pcie-upi, 8gpu-"):
         open_topology("ring")
@@ -107,10 +128,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_the_packaged_ones() -> None:
-    assert topology_names() == ["2nodes-x8", "2x4-pcie-upi", "8gpu-nvswitch"]
+    assert topology_names() == ["2nodes-x8", "2x4-pcie-upi", "8gpu-nvswitch", "8xh100-nvlink", "8xh100-pcie"]
     found = {name: open_topology(name) for name in topology_names()}
     assert all(topology.name == name for name, topology in found.items())
-    assert [t.num_devices for t in found.values()] == [16, 8, 8]
+    assert [t.num_devices for t in found.values()] == [16, 8, 8, 8, 8]
+    assert [t.rates is not None for t in found.values()] == [False, False, False, True, True]
     switch = found["8gpu-nvswitch"]
     assert len(np.unique(switch.cost()[~np.eye(8, dtype=bool)].round(15))) == 1, "all pairs alike"
     sockets = found["2x4-pcie-upi"].cost()

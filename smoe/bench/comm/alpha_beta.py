@@ -7,6 +7,7 @@ import numpy as np
 
 from smoe.bench.comm.cases import Case
 from smoe.bench.comm.formula import LayerBytes
+from smoe.collectives.wire import exchange_s
 
 Point = tuple[int, float]
 """(bytes, seconds) of one exchange."""
@@ -38,14 +39,7 @@ def fit(points: Sequence[Point]) -> Line:
 
 def predict(lines: Mapping[str, Line], case: Case, layer: LayerBytes, ranks: int) -> float:
     """Seconds of communication in one layer: each of its exchanges by `lines`, "all_to_all" or "all_gather"."""
-    if ranks == 1:
+    if ranks == 1:  # and there are no lines
         return 0.0
-    each = {purpose: nbytes / ranks for purpose, nbytes in layer.wire.items()}
-    spread, gather = lines["all_to_all"], lines["all_gather"]
-    if case.schedule == "allreduce":
-        reduce_s = spread.seconds(each["reduce"] / 2) + gather.seconds(each["reduce"] / 2)
-    else:
-        reduce_s = spread.seconds(each["reduce"])
-    busiest = layer.busiest_share
-    passes_s = spread.seconds(busiest * each["dispatch"]) + spread.seconds(busiest * each["combine"])
-    return reduce_s + passes_s + gather.seconds(each["gather"])
+    spread, gather = lines["all_to_all"].seconds, lines["all_gather"].seconds
+    return sum(exchange_s(case.schedule, layer.wire, ranks, spread, gather, busiest=layer.busiest_share).values())
