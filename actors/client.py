@@ -16,6 +16,7 @@ from smoe.actors.controller import Begin, Controller, GroupState, RestartLimits,
 from smoe.actors.group import Group, GroupPlan
 from smoe.actors.launch import RaySession, open_ray
 from smoe.actors.outcome import one_line, unwrap
+from smoe.core.client import EngineHealth
 from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import EngineConfig
 from smoe.core.errors import RequestError, StartupError
@@ -126,6 +127,10 @@ class RayClient:
         moved: ExpertsMoved = unwrap(self._call("apply_placement", read_placement(folder), folder))
         return moved
 
+    def health(self) -> EngineHealth:
+        self._check_open()
+        return health_of(self._controller.state)
+
     def state(self) -> GroupState:
         """Of the group of shards: its phase, and the losses so far."""
         return self._controller.state
@@ -206,6 +211,15 @@ class RayClient:
     def _check_open(self) -> None:
         if self._closing.is_set():
             raise RuntimeError("the engine has been shut down")
+
+
+def health_of(state: GroupState) -> EngineHealth:
+    """Of a group that has started once."""
+    if state.phase == "running":
+        return EngineHealth("running")
+    if state.error is not None:
+        return EngineHealth("failed", str(state.error))
+    return EngineHealth("restarting", f"start {state.generation}, after: {state.cause}")
 
 
 def open_ray_client(config: EngineConfig, cluster: ClusterConfig | None = None) -> RayClient:

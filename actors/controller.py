@@ -18,12 +18,14 @@ Phase = Literal["new", "starting", "running", "restarting", "failed", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """`deaths` are the times of recent shard losses; `error` is the first cause once the phase is `failed`."""
+    """`deaths` are the times of recent shard losses, and `cause` that of the last one; `error` is the first cause once
+    the phase is `failed`."""
 
     phase: Phase = "new"
     generation: int = 0
     deaths: tuple[float, ...] = ()
     error: SmoeError | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def _restart(
         times = f"{len(deaths)} times within {limits.window_s:g} s"
         return _fail(replace(state, deaths=deaths), StartupError(f"the shards died {times}; last cause: {cause}"))
     generation = state.generation + 1
-    restarting = replace(state, phase="restarting", generation=generation, deaths=deaths)
+    restarting = replace(state, phase="restarting", generation=generation, deaths=deaths, cause=cause)
     return restarting, (KillShards(), StartShards(generation))
 
 

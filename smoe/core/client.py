@@ -1,12 +1,22 @@
 """EngineClient: the one face of an engine that command line, server, benchmarks and library see."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from smoe.core.model_info import ModelInfo
 from smoe.core.request import Delta, Request
 from smoe.core.stats import EngineStats
 from smoe.core.step import ExpertsMoved
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """running: steps run when there is work. restarting: devices were lost and are being replaced; requests are taken,
+    wait, and go on where they were. failed: nothing will run any more. `detail` says why it is not running."""
+
+    phase: Literal["running", "restarting", "failed"]
+    detail: str | None = None
 
 
 class EngineClient(Protocol):
@@ -50,7 +60,13 @@ class EngineClient(Protocol):
         """Token ids of a conversation under the model's chat template. Raises RequestError without tokenizer."""
         ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """May wait for a step to end, and so as long as devices that do not answer are waited for."""
+        ...
+
+    def health(self) -> EngineHealth:
+        """At once, also while devices are silent or have failed."""
+        ...
 
     def resize_experts(self, memory: str) -> int:
         """Between two steps: from now on experts may take `memory`, in the words of `expert_memory`; slots over all

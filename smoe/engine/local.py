@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from smoe.core.client import EngineHealth
 from smoe.core.errors import RequestError
 from smoe.core.model_info import ModelInfo
 from smoe.core.placement_file import read_placement
@@ -87,6 +88,11 @@ class LocalClient:
     def stats(self) -> EngineStats:
         self._check_open()
         return self._core.stats()
+
+    def health(self) -> EngineHealth:
+        if self._closed:
+            raise RuntimeError("the engine has been shut down")
+        return EngineHealth("running") if self._failure is None else EngineHealth("failed", self._failure)
 
     def resize_experts(self, memory: str) -> int:
         """Waits for a running poll."""

@@ -113,6 +113,13 @@ def build_hanging_once(config: EngineConfig, world: WorldPlan | None) -> FakeExe
     return HangingExecutor(at=20)
 
 
+def build_held(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
+    """Is not done before there is a file `open` in the folder `config.model`."""
+    while not (Path(config.model) / "open").exists():
+        threading.Event().wait(0.01)
+    return FakeExecutor()
+
+
 def build_broken(config: EngineConfig, world: WorldPlan | None) -> FakeExecutor:
     raise CheckpointError("model.safetensors: tensor `x` is missing")
 

@@ -12,9 +12,10 @@ import psutil
 import pytest
 import ray
 
-from smoe.actors.client import RayClient
-from smoe.actors.controller import RestartLimits
+from smoe.actors.client import RayClient, health_of
+from smoe.actors.controller import GroupState, RestartLimits
 from smoe.actors.group import GroupPlan
+from smoe.core.client import EngineHealth
 from smoe.core.config import EngineConfig
 from smoe.core.errors import CheckpointError, RequestError, StartupError
 from smoe.core.parallel import ParallelConfig
@@ -124,6 +125,32 @@ def test_a_shard_killed_while_idle_is_replaced(shared: RayClient) -> None:
     kill_shard(shared, rank=1)
     shared.submit([request("r", [5], 20)])
     assert tokens(collect(shared)["r"]) == fakes.expected_tokens([5], 20)
+
+
+def test_health_is_told_while_shards_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    plan = GroupPlan(build=fakes.build_held, num_shards=2)
+    gate = tmp_path / "open"
+    gate.touch()
+    with closing_client(RayClient(EngineConfig(model=str(tmp_path)), plan)) as client:
+        assert client.health() == EngineHealth("running")
+        gate.unlink()
+        client.submit([request("r", [5], 20)])
+        kill_shard(client)
+        early: list[Delta] = []
+        while client.health().phase == "running":
+            early += client.poll(0.05)
+        found = client.health()
+        assert found.phase == "restarting"
+        assert re.match(r"start 2, after: ", str(found.detail))
+        gate.touch()
+        assert tokens([*early, *collect(client)["r"]]) == fakes.expected_tokens([5], 20)
+        assert client.health() == EngineHealth("running")
+
+
+def test_health_of_a_group_that_has_failed_is_its_first_cause() -> None:
+    state = GroupState("failed", 4, (1.0,), StartupError("the shards died 4 times"), "shard 0 ended")
+    assert health_of(state) == EngineHealth("failed", "the shards died 4 times")
 
 
 def test_the_compiled_link_does_the_same() -> None:

@@ -76,7 +76,7 @@ def test_a_dead_shard_rebuilds_the_group_with_the_next_generation() -> None:
     controller.handle(Begin())
     hands.actions.clear()
     state = controller.handle(ShardsDied(1, 5.0, "shard 0 ended"))
-    assert state == GroupState("running", 2, (5.0,))
+    assert state == GroupState("running", 2, (5.0,), cause="shard 0 ended")
     assert hands.actions == [KillShards(), StartShards(2), Attach(2)]
 
 
@@ -98,7 +98,7 @@ def test_a_failed_restart_keeps_its_first_cause() -> None:
 def test_a_shard_lost_while_it_is_loaded_again_is_another_death() -> None:
     error = StartupError("shard 1 died while loading")
     state, actions = decide(GroupState("restarting", 2, (5.0,)), StartLost(2, 6.0, error))
-    assert state == GroupState("restarting", 3, (5.0, 6.0))
+    assert state == GroupState("restarting", 3, (5.0, 6.0), cause="shard 1 died while loading")
     assert actions == (KillShards(), StartShards(3))
     # While they are attached the phase is running already.
     assert decide(GroupState("running", 2, (5.0,)), StartLost(2, 6.0, error))[0].phase == "restarting"
@@ -130,7 +130,7 @@ def test_deaths_long_ago_do_not_count() -> None:
     controller.handle(Begin())
     controller.handle(ShardsDied(1, 1.0, "first"))
     state = controller.handle(ShardsDied(2, 101.0, "second"))
-    assert state == GroupState("running", 3, (101.0,))
+    assert state == GroupState("running", 3, (101.0,), cause="second")
 
 
 def test_a_dead_engine_cannot_be_replayed() -> None:

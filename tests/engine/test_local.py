@@ -3,6 +3,7 @@ import threading
 
 import pytest
 
+from smoe.core.client import EngineHealth
 from smoe.core.errors import RequestError
 from smoe.core.request import Delta
 from smoe.engine.local import LocalClient
@@ -138,12 +139,16 @@ def test_after_a_failure_of_the_model_every_call_names_it() -> None:
         raise MemoryError("no more")
 
     client = make_client(script=script)
+    assert client.health() == EngineHealth("running")
     client.submit([request("a", [3])])
     with pytest.raises(MemoryError, match="no more"):
         client.poll()
     with pytest.raises(RuntimeError, match="the engine has failed: MemoryError: no more"):
         client.poll()
+    assert client.health() == EngineHealth("failed", "MemoryError: no more")
     client.shutdown()
+    with pytest.raises(RuntimeError, match="has been shut down"):
+        client.health()
 
 
 def test_an_interrupted_poll_can_be_continued_or_aborted() -> None:
