@@ -68,7 +68,7 @@ def _encode(weight_NK: Tensor, codes: Tensor, scales: Tensor, group_size: int) -
     listed = ~fits | (kept == _LISTED)
     kept = torch.where(listed, _LISTED, kept).to(torch.uint8)
     numbers = 2 * listed.sum(1)
-    of_rows = patterns[listed].view(torch.uint8).split(numbers.tolist())
+    of_rows = patterns[listed].view(torch.uint8).split_with_sizes(numbers.tolist())
     content = torch.cat([part for row in zip(kept, of_rows, strict=True) for part in row])
     return content, weight_NK.shape[1] + numbers, int(patterns.sum())
 
