@@ -4,6 +4,7 @@ from typing import Any
 
 import ray
 
+from smoe.actors.desk import Desk
 from smoe.actors.engine import Engine
 from smoe.actors.shard import Shard
 
@@ -13,3 +14,5 @@ _OPTIONS: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concu
 
 ShardActor = ray.remote(**_OPTIONS)(Shard)
 EngineActor = ray.remote(**_OPTIONS)(Engine)
+# Waits of all replicas and of the process that deployed them, none of which takes a thread.
+DeskActor = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=10_000)(Desk)

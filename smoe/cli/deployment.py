@@ -39,6 +39,14 @@ _FIELDS = {
     "placement": "parallel.placement",
     "capacity_factor": "parallel.capacity_factor",
     "no_dedup": "parallel.dedup",
+    "host": "serve.host",
+    "port": "serve.port",
+    "served_model_name": "serve.served_model_name",
+    "replicas": "serve.replicas",
+    "max_queue": "serve.max_queue",
+    "max_body_bytes": "serve.max_body_bytes",
+    "request_timeout": "serve.request_timeout_s",
+    "drain_timeout": "serve.drain_s",
 }
 _INTEGERS = (
     "draft_group_size",
@@ -48,7 +56,12 @@ _INTEGERS = (
     "max_num_batched_tokens",
     "tensor_parallel_size",
     "data_parallel_size",
+    "port",
+    "replicas",
+    "max_queue",
+    "max_body_bytes",
 )
+_NUMBERS = ("capacity_factor", "request_timeout", "drain_timeout")
 
 
 def resolve(ctx: typer.Context, file: str | None, *, in_process: bool, **flags: str | bool | None) -> Deployment:
@@ -88,7 +101,7 @@ def _value(name: str, flag: str | bool | None) -> Any:
         return int(str(flag))
     if name in _INTEGERS:
         return integer(name, flag)
-    return number(name, flag) if name == "capacity_factor" else flag
+    return number(name, flag) if name in _NUMBERS else flag
 
 
 def _check_effects(chosen: Deployment, given: Mapping[str, Any]) -> None:
@@ -108,6 +121,8 @@ def _check_in_process(chosen: Deployment, file: str | None) -> None:
     for name in ("tensor_parallel_size", "data_parallel_size"):
         if (size := getattr(chosen.parallel, name)) > 1:
             raise ConfigError(name, size, "1 with --in-process: several devices need an actor each")
+    if (replicas := chosen.serve.replicas) > 1:
+        raise ConfigError("replicas", replicas, "1 with --in-process: each further one needs processes of its own")
     default = ClusterConfig()
     for name in ("strategy", "cpus", "gpus", "resources", "placement_timeout_s"):
         value = getattr(chosen.cluster, name)

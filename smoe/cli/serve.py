@@ -1,53 +1,52 @@
 """`smoe serve`: OpenAI's HTTP interface to a model."""
 
-import math
 import os
-import sys
-from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated
 
 import typer
 
 from smoe.cli import options
 from smoe.cli.deployment import print_resolved, resolve
-from smoe.cli.values import integer, number
-from smoe.core.client import EngineClient
-from smoe.core.deployment import Deployment
-from smoe.core.errors import ConfigError
 from smoe.core.expert_tier import DEFAULT_TIER
+from smoe.core.serve_config import ServeConfig
 from smoe.server.config import ServerConfig
 
 NAME = "serve"
 EXAMPLE = options.example("smoe serve --model builtin --expert-memory 25% --port 8000")
 KEY_VARIABLE = "SMOE_API_KEY"
+DEFAULT = ServeConfig()
 
 
 def command(
     ctx: typer.Context,
     config: options.ConfigFile = None,
     model: options.Model = "builtin",
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[str, typer.Option("--port", metavar="N", help="0 takes a free one.")] = "8000",
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")] = DEFAULT.host,
+    port: Annotated[str, typer.Option("--port", metavar="N", help="0 takes a free one.")] = str(DEFAULT.port),
     served_model_name: Annotated[
         str | None,
         typer.Option("--served-model-name", metavar="NAME", help="What clients call it; default: the folder's name."),
     ] = None,
+    replicas: Annotated[
+        str, typer.Option("--replicas", metavar="N", help="Servers with an engine each, to which requests are dealt.")
+    ] = str(DEFAULT.replicas),
     api_key: Annotated[
         str | None,
         typer.Option("--api-key", metavar="KEY", help=f"Clients have to know it; default: that in {KEY_VARIABLE}."),
     ] = None,
     max_queue: Annotated[
-        str, typer.Option("--max-queue", metavar="N", help="Answers in flight at most; more requests get 429.")
-    ] = "256",
+        str, typer.Option("--max-queue", metavar="N", help="Answers in flight at most, a replica; more get 429.")
+    ] = str(DEFAULT.max_queue),
     max_body_bytes: Annotated[
         str, typer.Option("--max-body-bytes", metavar="N", help="Of one request; larger ones get 413.")
-    ] = str(4 << 20),
+    ] = str(DEFAULT.max_body_bytes),
     request_timeout: Annotated[
         str, typer.Option("--request-timeout", metavar="S", help="Seconds from a request to its last token.")
-    ] = "600",
+    ] = f"{DEFAULT.request_timeout_s:g}",
     drain_timeout: Annotated[
         str, typer.Option("--drain-timeout", metavar="S", help="Seconds for answers in flight once asked to end.")
-    ] = "30",
+    ] = f"{DEFAULT.drain_s:g}",
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     dtype: options.DType = "auto",
@@ -75,8 +74,8 @@ def command(
     in_process: options.InProcess = False,
     print_config: options.PrintConfig = False,
 ) -> int:
-    """Serve a model over HTTP as OpenAI's API has it: through Ray actors, or in this process. Answers /health with 503
-    until the model is loaded. SIGTERM ends it when the answers in flight have ended."""
+    """Serve a model over HTTP as OpenAI's API has it: by Ray Serve, or in this process. Answers /health with 503 until
+    the model is loaded. SIGTERM or Ctrl-C ends it when the answers in flight have ended, a second one at once."""
     deployment = resolve(
         ctx,
         config,
@@ -106,55 +105,25 @@ def command(
         placement=placement,
         capacity_factor=capacity_factor,
         no_dedup=no_dedup,
+        host=host,
+        port=port,
+        served_model_name=served_model_name,
+        replicas=replicas,
+        max_queue=max_queue,
+        max_body_bytes=max_body_bytes,
+        request_timeout=request_timeout,
+        drain_timeout=drain_timeout,
     )
     if print_config:
         return print_resolved(deployment)
-    server = ServerConfig(
-        host=host,
-        port=integer("port", port) or 0,
-        served_model_name=served_model_name,
-        api_key=api_key or os.environ.get(KEY_VARIABLE),
-        max_queue=integer("max_queue", max_queue) or 0,
-        max_body_bytes=integer("max_body_bytes", max_body_bytes) or 0,
-        request_timeout_s=number("request_timeout", request_timeout) or 0.0,
-        drain_s=number("drain_timeout", drain_timeout) or 0.0,
-    )
-    return _serve(deployment, server, in_process=in_process)
+    from smoe.cli import preflight, serving
 
-
-def _serve(deployment: Deployment, server: ServerConfig, *, in_process: bool) -> int:
-    from smoe.cli import preflight
-    from smoe.llm import open_client
-
+    serve = {each.name: getattr(deployment.serve, each.name) for each in fields(ServeConfig)}
+    server = ServerConfig(**serve, api_key=api_key or os.environ.get(KEY_VARIABLE))
     engine = deployment.engine_config()
-    info = preflight.check(engine).info
-    cluster = None if in_process else deployment.cluster
-    name = server.served_model_name or info.name
-    return listen(lambda: open_client(engine, distributed=not in_process, cluster=cluster), name, server)
+    name = server.served_model_name or preflight.check(engine).info.name
+    if in_process:
+        from smoe.llm import open_client
 
-
-def listen(open_client: Callable[[], EngineClient], name: str, server: ServerConfig) -> int:
-    """Until a signal asks it to end. The exit code: 1 when the model did not load."""
-    import socket
-
-    import uvicorn
-
-    from smoe.server.app import make_app
-
-    app = make_app(open_client, name, server)
-    try:
-        door = socket.create_server((server.host, server.port), backlog=2048)
-    except OSError as error:
-        raise ConfigError("port", f"{server.host}:{server.port}", f"one to listen on: {error.strerror}") from error
-    with door:
-        print(f"{name} at http://{server.host}:{door.getsockname()[1]}/v1", file=sys.stderr, flush=True)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=math.ceil(server.drain_s)
-        )
-        runner = uvicorn.Server(config)
-        app.state.engine.on_failure = lambda: setattr(runner, "should_exit", True)
-        runner.run(sockets=[door])
-    failure: str | None = app.state.engine.failure
-    if failure is not None:
-        print(f"error: {failure}", file=sys.stderr)
-    return 0 if failure is None else 1
+        return serving.listen(lambda: open_client(engine, distributed=False), name, server)
+    return serving.deploy(engine, deployment.cluster, name, server)

@@ -10,6 +10,7 @@ from smoe.core.draft import DEFAULT_GROUP_SIZE, DEFAULT_PREFETCH, DraftConfig, P
 from smoe.core.errors import ConfigError
 from smoe.core.expert_tier import DEFAULT_TIER
 from smoe.core.parallel import ParallelConfig
+from smoe.core.serve_config import ServeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ _PATHS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The fields mean what those of EngineConfig, DraftConfig, ParallelConfig and ClusterConfig do."""
+    """The fields mean what those of EngineConfig, DraftConfig, ParallelConfig, ClusterConfig and ServeConfig do; the
+    last are for `smoe serve` alone."""
 
     model: ModelSection = field(default_factory=ModelSection)
     engine: EngineSection = field(default_factory=EngineSection)
@@ -80,6 +82,7 @@ class Deployment:
     draft: DraftSection = field(default_factory=DraftSection)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
 
     def engine_config(self) -> EngineConfig:
         """Raises ConfigError, by the names of EngineConfig."""

@@ -44,15 +44,17 @@ class Delta:
     """What one engine step adds to one request.
 
     `text` is what may be shown now (the start of a possible stop string and incomplete UTF-8 are held back);
-    `token_ids` are the tokens sampled since the last delta. `finish_reason`, `usage` come with the last one;
-    `error` says why when the reason is `error` or `numeric_error`. `substituted_slots` and `substituted_mass` are what
-    a lossy expert policy changed for this request so far: router choices computed by another expert, and their weights.
+    `token_ids` are the tokens sampled since the last delta. `held_back`: some text of tokens so far is not shown yet.
+    `finish_reason`, `usage` come with the last one; `error` says why when the reason is `error` or `numeric_error`.
+    `substituted_slots` and `substituted_mass` are what a lossy expert policy changed for this request so far: router
+    choices computed by another expert, and their weights.
     """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    held_back: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: Usage | None = None

@@ -54,6 +54,10 @@ class Answer:
     def abort(self) -> Delta:
         return self._last("abort")
 
+    @property
+    def _is_holding(self) -> bool:
+        return self._detokenizer is not None and (self._stops.is_holding or self._detokenizer.is_holding)
+
     def _last(
         self,
         reason: FinishReason,
@@ -86,6 +90,7 @@ class Answer:
             text=text,
             token_ids=tuple([token.token_id for token in tokens if token.token_id is not None]),
             logprobs=tuple([token.logprob for token in tokens if token.logprob is not None]),
+            held_back=reason is None and self._is_holding,
             finish_reason=reason,
             stop_reason=stop_reason,
             usage=None if reason is None else Usage(self.sequence.num_prompt, self._num_tokens),

@@ -16,6 +16,11 @@ _MAX_PENDING = 16  # tokens: what is still no character after so many bytes neve
 class Detokenizer(Protocol):
     """State of one answer."""
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether some token's text is not complete, or not of one piece with what has been shown."""
+        ...
+
     def push(self, token_id: int) -> str:
         """The text that this token makes complete, often its own."""
         ...
@@ -34,6 +39,10 @@ class ByteDetokenizer:
         for token_id in prompt_token_ids[-_CONTEXT:]:  # a prompt may end inside a character
             self._decoder.decode(bytes_of(token_id))
 
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._decoder.getstate()[0])
+
     def push(self, token_id: int) -> str:
         return self._decoder.decode(self._bytes_of(token_id))
 
@@ -49,6 +58,10 @@ class WindowDetokenizer:
         self._window = list(prompt_token_ids[-_CONTEXT:])
         self._num_shown = len(self._window)
         self._shown = decode(self._window).rstrip(_REPLACEMENT)
+
+    @property
+    def is_holding(self) -> bool:
+        return len(self._window) > self._num_shown
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)

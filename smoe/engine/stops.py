@@ -13,6 +13,10 @@ class StopMatcher:
         self._longest = max(map(len, stops), default=0)
         self._held = ""
 
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
+
     def push(self, text: str) -> tuple[str, str | None]:
         """(text that may be shown now, the stop string that matched or None)."""
         if not self._stops or not text:

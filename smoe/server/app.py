@@ -25,16 +25,15 @@ from smoe.server.token_text import TokenTexts
 def make_app(open_client: Callable[[], EngineClient], model: str, config: ServerConfig) -> FastAPI:
     """`model` is the name under which the engine's model is served. The engine loads while the app already answers:
     until then with 503. Ending the app's lifespan drains it."""
-    engine = AsyncEngine(open_client, max_queue=config.max_queue)
+    engine = AsyncEngine(open_client, max_queue=config.max_queue, drain_s=config.drain_s)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.ensure_future(engine.start())
+        engine.start()
         try:
             yield
         finally:
-            await loading
-            await engine.close(config.drain_s)
+            await engine.close()
 
     app = FastAPI(title="smoe", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.engine = engine
@@ -65,7 +64,7 @@ class _Routes:
             prompt_tokens += len(ids)
             items += [(ids, params) for params in body.params(body.max_tokens, body.logprobs)]
             prefixes += [text] * body.n
-        reply = CompletionReply(self._model, client.info().lossy, self._texts)
+        reply = CompletionReply(self._model, client.info().lossy, self._texts, body.return_token_ids)
         job = self._job(body, items, prefixes, prompt_tokens, reply)
         return await respond(self._engine, self._texts, http, job)
 
@@ -74,7 +73,7 @@ class _Routes:
         client = self._engine.client
         ids = await asyncio.to_thread(client.encode_chat, [message.plain() for message in body.messages])
         items = [(ids, params) for params in body.params(body.limit, body.num_logprobs)]
-        reply = ChatReply(self._model, client.info().lossy, self._texts)
+        reply = ChatReply(self._model, client.info().lossy, self._texts, body.return_token_ids)
         job = self._job(body, items, [""] * body.n, len(ids), reply)
         return await respond(self._engine, self._texts, http, job)
 

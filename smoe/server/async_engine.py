@@ -5,12 +5,12 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
 from smoe.core.client import EngineClient
-from smoe.core.errors import SmoeError
-from smoe.core.request import Delta, Request
+from smoe.core.errors import RequestError, SmoeError
+from smoe.core.request import Delta, FinishReason, Request
 from smoe.core.sampling import SamplingParams
 from smoe.server.errors import ApiError
 
@@ -25,6 +25,8 @@ class Answers:
     def __init__(self, requests: Sequence[Request]) -> None:
         self.index = {request.request_id: i for i, request in enumerate(requests)}
         self.queue: asyncio.Queue[Delta] = asyncio.Queue()
+        self.streaming = False
+        """Whether a response has taken them over, and ends them."""
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         left = len(self.index)
@@ -36,14 +38,19 @@ class Answers:
 
 class AsyncEngine:
     """Made and used on one event loop. `open_client` loads the model on a thread, so that a server can say meanwhile
-    that it loads; it is the only user of its client."""
+    that it loads; it is the only user of its client.
 
-    def __init__(self, open_client: Callable[[], EngineClient], *, max_queue: int) -> None:
+    loading -> running -> draining -> closed, and from the first two, by itself, failed.
+    """
+
+    def __init__(self, open_client: Callable[[], EngineClient], *, max_queue: int, drain_s: float) -> None:
         self.phase: Phase = "loading"
         self.failure: str | None = None
-        self.on_failure: Callable[[], None] = lambda: None
-        """Called once when the model does not load, or the engine ends by itself."""
-        self._open, self._max_queue = open_client, max_queue
+        self.failure_details = ""
+        """Further lines, for whoever has room."""
+        self.on_phase: Callable[[], None] = lambda: None
+        """Called on the loop when the phase has changed."""
+        self._open, self._max_queue, self._drain_s = open_client, max_queue, drain_s
         self._client: EngineClient | None = None
         self._answers: dict[str, Answers] = {}
         self._ids = (f"req-{number}" for number in itertools.count())
@@ -51,6 +58,9 @@ class AsyncEngine:
         self._poller = threading.Thread(target=self._run, name="engine-poll", daemon=True)
         self._idle = asyncio.Event()
         self._idle.set()
+        self._loading: asyncio.Future[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Future[None]] = set()
 
     @property
     def num_in_flight(self) -> int:
@@ -64,21 +74,10 @@ class AsyncEngine:
             raise ApiError(503, why, code=f"model_{self.phase}", retry_after_s=_RETRY_S)
         return self._client
 
-    async def start(self) -> None:
-        """Returns when the model is loaded, or could not be: then `phase` is failed, and `failure` says why."""
+    def start(self) -> None:
+        """Begins to load. The phase is then running, or failed, and `failure` says why."""
         self._loop = asyncio.get_running_loop()
-        try:
-            self._client = await asyncio.to_thread(self._open)
-        except SmoeError as error:
-            self._end("failed", str(error))
-            return
-        except Exception as error:
-            log.exception("the model did not load")
-            self._end("failed", f"the model did not load: {error}")
-            return
-        if self.phase == "loading":
-            self.phase = "running"
-            self._poller.start()
+        self._loading = asyncio.ensure_future(self._load())
 
     async def submit(self, items: Sequence[tuple[Sequence[int], SamplingParams]]) -> Answers:
         """One answer to each prompt (token ids); all or none are queued.
@@ -98,11 +97,18 @@ class AsyncEngine:
         answers = Answers(requests)
         self._answers.update(dict.fromkeys(answers.index, answers))  # before the engine has them: a delta may be quick
         self._idle.clear()
+        work = asyncio.ensure_future(asyncio.to_thread(client.submit, requests))
         try:
-            await asyncio.to_thread(client.submit, requests)
-        except BaseException:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:  # its client has gone, while the engine takes the requests all the same
+            self._background(self._take_back(work, answers))
+            raise
+        except RequestError:
             self._forget(answers.index)
             raise
+        except (SmoeError, RuntimeError) as error:  # no fault of the request: the engine has just failed, or ended
+            self._forget(answers.index)
+            raise ApiError(503, str(error), code="model_unavailable", retry_after_s=_RETRY_S) from error
         self._wake.set()
         return answers
 
@@ -111,23 +117,55 @@ class AsyncEngine:
         ids = [request_id for request_id in answers.index if request_id in self._answers]
         self._forget(ids)
         if ids and self._client is not None and self.phase in ("running", "draining"):
-            with contextlib.suppress(RuntimeError):  # the engine has ended meanwhile, and they with it
+            with contextlib.suppress(RuntimeError, SmoeError):  # the engine has ended meanwhile, and they with it
                 await asyncio.to_thread(self._client.abort, ids)
 
-    async def close(self, drain_s: float) -> None:
-        """Takes no more, gives those in flight `drain_s` to end, then ends the engine."""
-        if self.phase == "closed":
+    async def close(self) -> None:
+        """Takes no more, gives those in flight `drain_s` to end, then ends the engine. May be called again."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _load(self) -> None:
+        try:
+            self._client = await asyncio.to_thread(self._open)
+        except SmoeError as error:
+            self._fail(str(error), getattr(error, "details", ""))
+        except Exception as error:
+            log.exception("the model did not load")
+            self._fail(f"the model did not load: {error}")
+        else:
+            if self.phase == "loading":
+                self._enter("running")
+                self._poller.start()
+
+    async def _close(self) -> None:
+        if self.phase == "failed":
             return
         if self.phase == "running":
-            self.phase = "draining"
+            self._enter("draining")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), drain_s)
+                await asyncio.wait_for(self._idle.wait(), self._drain_s)
         self.phase = "closed"
+        self._end_all("abort", f"the server has ended, after {self._drain_s:g} s for answers in flight")
         self._wake.set()
+        if self._loading is not None:
+            await self._loading
         if self._client is not None:
             await asyncio.to_thread(self._client.shutdown)
         if self._poller.is_alive():
             await asyncio.to_thread(self._poller.join)
+        self.on_phase()
+
+    async def _take_back(self, submitted: "asyncio.Future[None]", answers: Answers) -> None:
+        with contextlib.suppress(SmoeError, RuntimeError):  # refused: then there is nothing to take back
+            await submitted
+        await self.abort(answers)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _forget(self, ids: Iterable[str]) -> None:
         for request_id in list(ids):
@@ -163,13 +201,19 @@ class AsyncEngine:
             if delta.finish_reason is not None:
                 self._forget([delta.request_id])
 
-    def _end(self, phase: Phase, why: str) -> None:
-        self.phase, self.failure = phase, why
-        self.on_failure()
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.on_phase()
 
-    def _fail(self, why: str) -> None:
-        if self.phase == "closed":
+    def _fail(self, why: str, details: str = "") -> None:
+        if self.phase in ("closed", "failed"):
             return
-        self._end("failed", why)
-        ends = [Delta(request_id=i, text="", token_ids=(), finish_reason="error", error=why) for i in self._answers]
-        self._deliver(ends)
+        self.failure, self.failure_details = why, details
+        self._enter("failed")
+        self._end_all("error", why)
+
+    def _end_all(self, reason: FinishReason, why: str) -> None:
+        """Answers whose engine will send no more."""
+        self._deliver(
+            [Delta(request_id=i, text="", token_ids=(), finish_reason=reason, error=why) for i in self._answers]
+        )

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from smoe.core.request import TokenLogprob, Usage
@@ -12,18 +12,39 @@ from smoe.server.token_text import TokenTexts, chat_logprobs, completion_logprob
 
 @dataclass(slots=True)
 class Piece:
-    """Part of one answer, or all of it. `finish_reason` and what a lossy policy changed come with the last."""
+    """Part of one answer, or all of it. `finish_reason` and what a lossy policy changed come with the last, the ids of
+    the prompt with the first."""
 
     index: int
     text: str
+    token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     offset: int = 0
-    """Characters of this answer before the piece."""
-    first: bool = True
+    """Characters of this answer before its first token."""
+    prompt_token_ids: Sequence[int] | None = None
     substituted_slots: int = 0
     substituted_mass: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Piece"]) -> "Piece":
+        """All parts of one answer, in order."""
+        logprobs = None
+        if parts[0].logprobs is not None:
+            logprobs = [entry for part in parts for entry in part.logprobs or ()]
+        return replace(
+            parts[-1],
+            text="".join(part.text for part in parts),
+            token_ids=[token for part in parts for token in part.token_ids],
+            logprobs=logprobs,
+            offset=parts[0].offset,
+            prompt_token_ids=parts[0].prompt_token_ids,
+        )
 
 
 class Reply(Protocol):
@@ -39,6 +60,8 @@ class _Reply:
     model: str
     lossy: bool
     texts: TokenTexts
+    show_ids: bool
+    """Whether token ids are asked for: `return_token_ids`, as vLLM has it."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -47,6 +70,14 @@ class _Reply:
     @property
     def _id(self) -> str:
         raise NotImplementedError
+
+    def _ids(self, piece: Piece) -> dict[str, Any]:
+        return {"token_ids": list(piece.token_ids)} if self.show_ids else {}
+
+    def _prompt_ids(self, piece: Piece) -> dict[str, Any]:
+        if not self.show_ids:
+            return {}
+        return {"prompt_token_ids": None if piece.prompt_token_ids is None else list(piece.prompt_token_ids)}
 
     def _end(self, piece: Piece) -> dict[str, Any]:
         """What every choice ends with. `lossy` is not OpenAI's: an answer that may differ from the model's says so."""
@@ -80,7 +111,8 @@ class CompletionReply(_Reply):
         logprobs = None
         if piece.logprobs is not None:
             logprobs = completion_logprobs(self.texts, piece.logprobs, piece.offset)
-        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **self._end(piece)}
+        ids = {**self._prompt_ids(piece), **self._ids(piece)}
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **ids, **self._end(piece)}
 
 
 @dataclass(slots=True)
@@ -97,18 +129,22 @@ class ChatReply(_Reply):
                 "index": piece.index,
                 "message": {"role": "assistant", "content": piece.text, "refusal": None},
                 "logprobs": self._logprobs(piece),
+                **self._ids(piece),
                 **self._end(piece),
             }
             for piece in pieces
         ]
-        return {**self._head("chat.completion", choices), "usage": usage_body(usage)}
+        prompt = self._prompt_ids(pieces[0])
+        return {**self._head("chat.completion", choices), **prompt, "usage": usage_body(usage)}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        delta: dict[str, Any] = {"role": "assistant"} if piece.first else {}
-        if piece.text or piece.first:
+        first = piece.prompt_token_ids is not None
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if piece.text or first:
             delta["content"] = piece.text
-        choice = {"index": piece.index, "delta": delta, "logprobs": self._logprobs(piece), **self._end(piece)}
-        return self._head("chat.completion.chunk", [choice])
+        rest = {"logprobs": self._logprobs(piece), **self._ids(piece), **self._end(piece)}
+        head = self._head("chat.completion.chunk", [{"index": piece.index, "delta": delta, **rest}])
+        return {**head, **self._prompt_ids(piece)} if first else head
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self._head("chat.completion.chunk", []), "usage": usage_body(usage)}

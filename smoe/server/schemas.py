@@ -1,6 +1,7 @@
 """Bodies of requests, strict: an unknown field, or a value that would have no effect, is an error.
 
-Fields and defaults as OpenAI has them; `top_k`, `min_p`, `ignore_eos` and `stop_token_ids` as vLLM has them.
+Fields and defaults as OpenAI has them; `top_k`, `min_p`, `ignore_eos`, `stop_token_ids` and `return_token_ids` as vLLM
+has them.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -42,6 +43,7 @@ class Sampling(_Strict):
     frequency_penalty: Literal[0] | Annotated[float, Field(ge=0.0, le=0.0)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     user: str | None = None
+    return_token_ids: bool = False
 
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:

@@ -162,7 +162,7 @@ def test_a_model_that_does_not_load_is_said_and_not_served() -> None:
         config = EngineConfig(model="/nowhere/at/all")
         app = make_app(lambda: open_client(config, distributed=False), "m", ServerConfig())
         ended = asyncio.Event()
-        app.state.engine.on_failure = ended.set
+        app.state.engine.on_phase = ended.set
         async with app.router.lifespan_context(app):
             await asyncio.wait_for(ended.wait(), 30)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:

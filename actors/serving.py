@@ -1,0 +1,217 @@
+"""A served model on Ray Serve: one ingress deployment whose replicas have an engine in actors each."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from smoe.actors.client import group_plan, usable_cores
+from smoe.actors.desk import Board, Report
+from smoe.actors.launch import RaySession, open_ray
+from smoe.actors.outcome import one_line
+from smoe.actors.remote import DeskActor
+from smoe.core.cluster_config import ClusterConfig
+from smoe.core.config import EngineConfig
+from smoe.core.errors import ConfigError, StartupError
+from smoe.core.serve_config import ServeConfig
+
+APP = "smoe"
+_HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 2.0, 30.0
+_EXIT_S = 10.0
+_SPARE_REQUESTS = 64  # that the app refuses, or that ask for no answer
+# Ray Serve's own: no line a request, no output of its processes on ours.
+_SETTINGS = {"RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+_LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
+
+
+class ServedEngine(Protocol):
+    """What a replica needs of the engine behind its app; smoe.server.async_engine has it."""
+
+    @property
+    def phase(self) -> str: ...
+
+    failure: str | None
+    failure_details: str
+    on_phase: Callable[[], None]
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePlan:
+    """`max_requests` reach a replica at the same time at most, so it has to be above what the app itself takes: others
+    wait in Ray Serve. `cpus` are what the shards of all replicas reserve."""
+
+    host: str
+    port: int
+    replicas: int
+    max_requests: int
+    drain_s: float
+    cpus: int
+
+
+class Serving:
+    """Deploys what `make_app` makes when called in each replica: an ASGI app with a ServedEngine as `state.engine`.
+
+    Raises ConfigError where the port, or Ray Serve on the cluster, is taken, and StartupError.
+    """
+
+    def __init__(self, make_app: Callable[[], Any], plan: ServePlan) -> None:
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        self._session: RaySession = open_ray(plan.cpus)
+        self._started = False
+        try:
+            self.port = _free(plan)
+            _check_not_running()
+            self._desk: Any = DeskActor.remote()
+            self._start(make_app, plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def board(self, seen: int, timeout_s: float) -> Board:
+        """As Desk has it. Raises StartupError when the desk is gone, and the cluster with it."""
+        board: Board = self._ask(self._desk.board.remote(seen, timeout_s))
+        return board
+
+    def end(self) -> None:
+        """Asks all replicas to take no more, and to end what is in flight."""
+        self._ask(self._desk.end.remote())
+
+    def lost(self) -> bool:
+        """Whether a signal has ended the local Ray too."""
+        return self._session.lost()
+
+    def close(self) -> None:
+        """Ends everything that was started here. Idempotent."""
+        if self._started and not self._session.local and not self._session.lost():
+            with contextlib.suppress(RayError):
+                serve.shutdown()
+        self._started = False
+        self._session.close()
+
+    def _start(self, make_app: Callable[[], Any], plan: ServePlan) -> None:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        self._started = True
+        try:
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": plan.host, "port": self.port},
+                logging_config=_LOGGING,
+            )
+            serve.run(_application(make_app, self._desk, plan), name=APP, route_prefix="/")
+        except (RayError, RuntimeError, TimeoutError) as error:
+            raise StartupError(f"Ray Serve did not start ({one_line(error)})") from error
+
+    def _ask(self, question: Any) -> Any:
+        try:
+            return ray.get(question)
+        except RayError as error:
+            raise StartupError(f"the cluster is gone ({one_line(error)})") from error
+
+
+def serve_plan(config: EngineConfig, cluster: ClusterConfig, server: ServeConfig) -> tuple[EngineConfig, ServePlan]:
+    """Threads are shared out where all replicas will be on this machine."""
+    local = os.environ.get("RAY_ADDRESS") is None and not ray.is_initialized()
+    shards = config.parallel.size * server.replicas
+    if local and config.threads is None and cluster.cpus is None:
+        config = replace(config, threads=max(1, usable_cores() // shards))
+    cpus = math.ceil(shards * group_plan(config, cluster).bundle["CPU"])
+    plan = ServePlan(
+        host=server.host,
+        port=server.port,
+        replicas=server.replicas,
+        max_requests=2 * server.max_queue + _SPARE_REQUESTS,
+        drain_s=server.drain_s,
+        cpus=cpus,
+    )
+    return config, plan
+
+
+def _check_not_running() -> None:
+    if serve.status().proxies:
+        limit = "none: it has one address to listen on, and is ended by `serve shutdown`"
+        raise ConfigError("Ray Serve", "runs on this cluster already", limit)
+
+
+def _free(plan: ServePlan) -> int:
+    """The port to listen on, checked where that is this node: Ray Serve tries a taken one for minutes."""
+    head = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    if head != ray.util.get_node_ip_address():
+        return plan.port
+    try:
+        with socket.create_server((plan.host, plan.port)) as door:
+            return int(door.getsockname()[1])
+    except OSError as error:
+        where = f"{plan.host}:{plan.port}"
+        raise ConfigError("port", where, f"one to listen on: {error.strerror or error}") from error
+
+
+def _application(make_app: Callable[[], Any], desk: Any, plan: ServePlan) -> Any:
+    # A function of its own, since Ray Serve calls only those in the replica.
+    def build() -> Any:
+        return make_app()
+
+    ingress = serve.ingress(build)(Replica)
+    deployment = serve.deployment(
+        ingress,
+        name="ingress",
+        num_replicas=plan.replicas,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=plan.max_requests,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=plan.drain_s + _EXIT_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config=_LOGGING,
+    )
+    return deployment.bind(desk)
+
+
+class Replica:
+    """Tells the desk how its engine is, and ends it when the desk says so. A replica whose engine has failed is
+    replaced by Ray Serve; one whose desk is gone, with the process that deployed it, ends the deployment."""
+
+    app: Any  # set by Ray Serve
+
+    async def __init__(self, desk: Any) -> None:  # type: ignore[misc]
+        self._desk = desk
+        self._name = uuid.uuid4().hex
+        # Runs when Ray Serve has made the app, right after this.
+        self._heeding = asyncio.ensure_future(self._heed())
+
+    def check_health(self) -> None:
+        engine = self._engine()
+        if engine.phase == "failed":
+            raise RuntimeError(engine.failure)
+
+    async def _heed(self) -> None:
+        engine = self._engine()
+        engine.on_phase = self._report
+        self._report()
+        try:
+            while not await self._desk.until_ending.remote(self._name):
+                pass
+        except RayError:
+            await asyncio.to_thread(serve.shutdown)
+            return
+        await engine.close()
+
+    def _report(self) -> None:
+        engine = self._engine()
+        self._desk.report.remote(self._name, Report(engine.phase, engine.failure or "", engine.failure_details))
+
+    def _engine(self) -> ServedEngine:
+        engine: ServedEngine = self.app.state.engine
+        return engine
