@@ -11,7 +11,7 @@ from smoe.core.draft import LOOKUP_DRAFT, MAX_TOKENS, SELF_DRAFT, DraftConfig
 from smoe.models.loading import open_checkpoint
 
 AUTO_TOKENS = 8  # where nothing has been measured
-ONLINE_TOKENS = 32  # at most: the run expected of a draft that is right 29 times in 30
+ONLINE_TOKENS = MAX_TOKENS  # at most: the run expected of a draft that is right 64 times in 65
 
 
 def most_draft_tokens(draft: DraftConfig, fingerprint: str) -> int:

@@ -19,7 +19,7 @@ from smoe.engine.draft.speculation import Speculation
 from smoe.engine.runner import Runner
 from smoe.offload.bank import OffloadedBank
 
-CANDIDATES = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)
+CANDIDATES = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 _WARM_TOKENS = 16
 
 Prompt = tuple[int, ...]
@@ -51,18 +51,21 @@ def measure_depths(
     *,
     repeats: int,
     tokens: int,
+    depths: Sequence[int] | None = None,
     on_run: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[DepthResult]:
     """Greedy, one request at a time: depths 0 and 1, and then the candidates that the acceptance at depth 1 leaves, in
-    an order that turns with every prompt and repeat. Raises as build_runner does."""
+    an order that turns with every prompt and repeat; or only `depths`. Raises as build_runner does."""
     most = replace(draft, tokens=CANDIDATES[-1], auto_off=False)
     runner = build_runner(replace(config, draft=most))
     try:
         bench = _Bench(runner, build_core(replace(config, draft=most), runner), prompts, tokens)
-        first = [DepthResult(0), DepthResult(1)]
-        bench.run(first, 1, lambda done: on_run(done, 0))
-        one = first[1].draft
-        found = [DepthResult(0), *map(DepthResult, candidates(one.accepted / max(1, one.drafted)))]
+        if depths is None:
+            first = [DepthResult(0), DepthResult(1)]
+            bench.run(first, 1, lambda done: on_run(done, 0))
+            one = first[1].draft
+            depths = (0, *candidates(one.accepted / max(1, one.drafted)))
+        found = [DepthResult(depth) for depth in depths]
         total = len(found) * len(prompts) * repeats
         bench.run(found, repeats, lambda done: on_run(done, total))
         return found
