@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from smoe.sched.scheduler import Scheduler
 from smoe.sim.serving.load import StepLoad
-from smoe.sim.serving.serve import Arrival
+from smoe.workload.request_trace import Arrival
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,7 @@ def scheduler(kv_rows: int = 1000, seqs: int = 8, tokens: int = 64, drafts: int 
 
 def arrivals(*each: tuple[float, int, int]) -> list[Arrival]:
     """(at, prompt, output) of each."""
-    return [
-        Arrival(request_id=f"r{number}", at_s=at, prompt_tokens=prompt, output_tokens=output)
-        for number, (at, prompt, output) in enumerate(each)
-    ]
+    return [Arrival(at_s=at, prompt_tokens=prompt, output_tokens=output) for at, prompt, output in each]
 
 
 def steps_of(records: Sequence) -> list[tuple[float, ...]]:
