@@ -14,7 +14,8 @@ from smoe.bench import environment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One named figure. `goal` is in words, `met` is None when there is none; `bound` says what limits it."""
+    """One named figure. `goal` is in words, `met` is None when there is none; `bound` says what limits it. `spread` is
+    from the lowest to the highest of several runs."""
 
     figure: str
     value: float | None
@@ -22,6 +23,11 @@ class Figure:
     goal: str | None = None
     met: bool | None = None
     bound: str | None = None
+    spread: tuple[float, float] | None = None
+
+    def plain(self) -> dict[str, object]:
+        """As it is written; without a spread where there is none."""
+        return {key: value for key, value in asdict(self).items() if key != "spread" or value is not None}
 
 
 @dataclass(slots=True)
@@ -46,7 +52,7 @@ class Result:
             "started": self.started,
             **self.environment,
             "config": self.config,
-            "summary": [asdict(figure) for figure in self.summary],
+            "summary": [figure.plain() for figure in self.summary],
             "samples": self.samples,
         }
         path.write_text(json.dumps(body, indent=1) + "\n")
@@ -59,5 +65,7 @@ def print_figures(figures: Sequence[Figure], title: str) -> None:
         table.add_column(column, justify="right" if column == "value" else "left")
     for f in figures:
         value = "not measured" if f.value is None else f"{f.value:,.4g} {f.unit}"
+        if f.spread is not None:
+            value += f" ({f.spread[0]:,.4g} to {f.spread[1]:,.4g})"
         table.add_row(f.figure, value, f.goal or "", {True: "yes", False: "NO", None: ""}[f.met], f.bound or "")
     Console().print(table)

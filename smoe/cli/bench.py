@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smoe.cli import bench_comm, bench_quality, bench_regroup, bench_speculation, options
+from smoe.cli import bench_comm, bench_quality, bench_regroup, bench_slo, bench_speculation, options
 from smoe.cli.progress import Progress
 
 NAME = "bench"
@@ -78,6 +78,7 @@ def offload_command(
 app.command("comm", epilog=bench_comm.EXAMPLE)(bench_comm.command)
 app.command("quality", epilog=bench_quality.EXAMPLE)(bench_quality.command)
 app.command("regroup", epilog=bench_regroup.EXAMPLE)(bench_regroup.command)
+app.command("slo", epilog=bench_slo.EXAMPLE)(bench_slo.command)
 app.command("speculation", epilog=bench_speculation.EXAMPLE)(bench_speculation.command)
 
 

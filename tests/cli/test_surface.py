@@ -52,6 +52,15 @@ SURFACE = {
     "bench offload": ["--cache", "--help", "--out", "--policies", "--quick", "--skip-peers"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
     "bench regroup": ["--data", "--help", "--in-process", "--out", "--parts", "--quick"],
+    "bench slo": sorted(
+        [
+            *("--api-key", "--arrival", "--base-url", "--endpoint", "--goodput", "--help", "--input-len"),
+            *("--len-spread", "--max-concurrency", "--max-model-len", "--model", "--no-ignore-eos", "--num-requests"),
+            *("--out", "--output-len", "--percent", "--prompts", "--rates", "--repeats", "--request-timeout", "--seed"),
+            *("--serve", "--skip-bad-rows", "--start-rate", "--tokenizer", "--tolerance", "--warmup", "--workload"),
+            "[NAME:MS]...",
+        ]
+    ),
     "bench speculation": ["--cache", "--help", "--out", "--quick"],
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
     "profile depth": [

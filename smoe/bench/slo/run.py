@@ -1,0 +1,142 @@
+"""`smoe bench slo`: how many requests a second a server bears while a share of them meets the objectives."""
+
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from smoe.bench.result import Figure, Result
+from smoe.bench.slo.study import Offered, Point, Study, attainment
+from smoe.metrics.search import highest_rate
+
+NAME = "slo"
+_KEPT = ("request_goodput", "output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
+_KEPT_TAILS = ("p99_tbt_p90_ms", "p99_e2el_ms")
+_LATE_MS = 10.0
+_UNITS = {"request_goodput": "requests/s", "output_throughput": "tokens/s"}
+OnPoint = Callable[[Sequence[Point]], None]
+
+
+def sweep(study: Study, offers: Sequence[Offered], on_point: OnPoint) -> list[list[Point]]:
+    points = []
+    for offered in offers:
+        points.append(study.at(offered))
+        on_point(points[-1])
+    return points
+
+
+def search(study: Study, share: float, start: float, tolerance: float, on_point: OnPoint) -> list[list[Point]]:
+    """Points of rates around the highest that holds, in ascending order. Rates below start / 64 are not tried."""
+    points: list[list[Point]] = []
+
+    def holds(rate: float) -> bool:
+        points.append(study.at(Offered(rate=rate)))
+        on_point(points[-1])
+        return attainment(points[-1], study.slo) >= share
+
+    highest_rate(holds, start=start, tolerance=tolerance, lowest=start / 64)
+    return sorted(points, key=lambda runs: runs[0].offered.rate or 0.0)
+
+
+def result_of(study: Study, points: Sequence[Sequence[Point]], share: float, config: Mapping[str, object]) -> Result:
+    result = Result(name=NAME, config=dict(config))
+    best = best_of(study, points, share)
+    for figure in _best_figures(study, points, best, share):
+        result.add(figure)
+    for runs in points:
+        for figure in _point_figures(study, runs):
+            result.add(figure)
+    result.add(_lateness(points))
+    result.samples["points"] = [
+        {
+            "rate": point.offered.rate,
+            "concurrency": point.offered.concurrency,
+            "repeat": point.repeat,
+            **point.figures,
+            "timeline": point.timeline,
+        }
+        for runs in points
+        for point in runs
+    ]
+    return result
+
+
+def best_of(study: Study, points: Sequence[Sequence[Point]], share: float) -> Sequence[Point] | None:
+    """The highest rate below the first that misses; None where there is none."""
+    best = None
+    for runs in sorted((runs for runs in points if runs[0].offered.rate), key=lambda runs: runs[0].offered.rate or 0.0):
+        if attainment(runs, study.slo) < share:
+            break
+        best = runs
+    return best
+
+
+def write_requests(points: Sequence[Sequence[Point]], path: Path) -> Path:
+    """Every request's raw times, a JSON object a line; seconds since the run began."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for point in (point for runs in points for point in runs):
+            begun = point.load.begun_s
+            for record in point.load.records:
+                line = {
+                    "rate": point.offered.rate,
+                    "concurrency": point.offered.concurrency,
+                    "repeat": point.repeat,
+                    "request_id": record.request_id,
+                    "scheduled_s": round(record.scheduled_s - begun, 6),
+                    "sent_s": round(record.sent_s - begun, 6),
+                    "prompt_tokens": record.prompt_tokens,
+                    "output_tokens": record.output_tokens,
+                    "chunk_s": [round(at - begun, 6) for at in record.chunk_s],
+                    "chunk_tokens": record.chunk_tokens,
+                    "error": record.error,
+                    "status": record.status,
+                }
+                file.write(json.dumps(line) + "\n")
+    return path
+
+
+def _best_figures(
+    study: Study, points: Sequence[Sequence[Point]], best: Sequence[Point] | None, share: float
+) -> list[Figure]:
+    rates = [runs[0].offered.rate for runs in points if runs[0].offered.rate]
+    if not rates:
+        return []
+    above = [rate for rate in rates if best is None or rate > (best[0].offered.rate or 0.0)]
+    if best is None:
+        bound = f"none: the lowest tried, {min(rates):.4g}/s, missed"
+    else:
+        bound = f"{min(above):.4g}/s missed" if above else "the highest tried"
+    name = f"highest rate with {100 * share:g} % within {study.slo}"
+    rate = None if best is None else best[0].offered.rate
+    figures = [Figure(figure=name, value=rate, unit="requests/s", bound=bound)]
+    if best is not None:
+        figures += [_figure(f"{key} at it", key, best) for key in (*_KEPT, *_KEPT_TAILS)]
+    return figures
+
+
+def _point_figures(study: Study, runs: Sequence[Point]) -> list[Figure]:
+    where = runs[0].offered
+    shares = [100 * attainment([point], study.slo) for point in runs]
+    pooled = 100 * attainment(runs, study.slo)
+    within = Figure(figure=f"within the objectives at {where}", value=pooled, unit="%", spread=_spread(shares))
+    return [within, _figure(f"output_throughput at {where}", "output_throughput", runs)]
+
+
+def _figure(name: str, key: str, runs: Sequence[Point]) -> Figure:
+    values = [point.figures[key] for point in runs if point.figures[key] is not None]
+    middle = median(values) if values else None
+    return Figure(figure=name, value=middle, unit=_UNITS.get(key, "ms"), spread=_spread(values))
+
+
+def _lateness(points: Sequence[Sequence[Point]]) -> Figure:
+    late = max(point.figures["p99_late_ms"] for runs in points for point in runs)
+    goal = f"<= {_LATE_MS:g} ms; beyond it the client is the bound"
+    return Figure(
+        figure="requests sent late, p99 of the worst run", value=late, unit="ms", goal=goal, met=late <= _LATE_MS
+    )
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float] | None:
+    return (min(values), max(values)) if len(values) > 1 else None
