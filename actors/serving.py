@@ -86,11 +86,11 @@ class Serving:
         return board
 
     def end(self) -> None:
-        """Asks all replicas to take no more, and to end what is in flight."""
-        self._ask(self._desk.end.remote())
+        """Asks all replicas to take no more, and to end what is in flight. Does not wait for them."""
+        self._desk.end.remote()
 
     def lost(self) -> bool:
-        """Whether a signal has ended the local Ray too."""
+        """Whether a signal has ended the local Ray too; after one, waits for a moment to see."""
         return self._session.lost()
 
     def close(self) -> None:
@@ -110,7 +110,9 @@ class Serving:
                 http_options={"host": plan.host, "port": self.port},
                 logging_config=_LOGGING,
             )
-            serve.run(_application(make_app, self._desk, plan), name=APP, route_prefix="/")
+            # Not waiting for the replicas, of which the desk tells sooner.
+            target = serve.RunTarget(_application(make_app, self._desk, plan), name=APP, route_prefix="/")
+            serve.run_many([target], wait_for_applications_running=False)
         except (RayError, RuntimeError, TimeoutError) as error:
             raise StartupError(f"Ray Serve did not start ({one_line(error)})") from error
 

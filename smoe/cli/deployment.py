@@ -43,10 +43,12 @@ _FIELDS = {
     "port": "serve.port",
     "served_model_name": "serve.served_model_name",
     "replicas": "serve.replicas",
+    "ingress": "serve.ingress",
     "max_queue": "serve.max_queue",
     "max_body_bytes": "serve.max_body_bytes",
     "request_timeout": "serve.request_timeout_s",
     "drain_timeout": "serve.drain_s",
+    "metrics_reset": "serve.metrics_reset",
 }
 _INTEGERS = (
     "draft_group_size",
@@ -80,7 +82,7 @@ def resolve(ctx: typer.Context, file: str | None, *, in_process: bool, **flags: 
     chosen.engine_config()
     _check_effects(chosen, given)
     if in_process:
-        _check_in_process(chosen, file)
+        _check_in_process(chosen, given, file)
     return chosen
 
 
@@ -117,12 +119,14 @@ def _check_effects(chosen: Deployment, given: Mapping[str, Any]) -> None:
             raise no_effect(name, given[f"parallel.{name}"], needed)
 
 
-def _check_in_process(chosen: Deployment, file: str | None) -> None:
+def _check_in_process(chosen: Deployment, given: Mapping[str, Any], file: str | None) -> None:
     for name in ("tensor_parallel_size", "data_parallel_size"):
         if (size := getattr(chosen.parallel, name)) > 1:
             raise ConfigError(name, size, "1 with --in-process: several devices need an actor each")
     if (replicas := chosen.serve.replicas) > 1:
         raise ConfigError("replicas", replicas, "1 with --in-process: each further one needs processes of its own")
+    if "serve.ingress" in given:
+        raise ConfigError("ingress", given["serve.ingress"], "has no effect with --in-process, which listens itself")
     default = ClusterConfig()
     for name in ("strategy", "cpus", "gpus", "resources", "placement_timeout_s"):
         value = getattr(chosen.cluster, name)

@@ -31,6 +31,12 @@ def command(
     replicas: Annotated[
         str, typer.Option("--replicas", metavar="N", help="Servers with an engine each, to which requests are dealt.")
     ] = str(DEFAULT.replicas),
+    ingress: Annotated[
+        str,
+        typer.Option(
+            "--ingress", metavar="NAME", help="What listens: ray-serve (the default), or direct, at less time a token."
+        ),
+    ] = DEFAULT.ingress,
     api_key: Annotated[
         str | None,
         typer.Option("--api-key", metavar="KEY", help=f"Clients have to know it; default: that in {KEY_VARIABLE}."),
@@ -47,6 +53,9 @@ def command(
     drain_timeout: Annotated[
         str, typer.Option("--drain-timeout", metavar="S", help="Seconds for answers in flight once asked to end.")
     ] = f"{DEFAULT.drain_s:g}",
+    metrics_reset: Annotated[
+        bool, typer.Option("--metrics-reset", help="Let clients begin the counts of /metrics anew: DELETE /metrics.")
+    ] = False,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     dtype: options.DType = "auto",
@@ -109,10 +118,12 @@ def command(
         port=port,
         served_model_name=served_model_name,
         replicas=replicas,
+        ingress=ingress,
         max_queue=max_queue,
         max_body_bytes=max_body_bytes,
         request_timeout=request_timeout,
         drain_timeout=drain_timeout,
+        metrics_reset=metrics_reset,
     )
     if print_config:
         return print_resolved(deployment)
@@ -126,4 +137,5 @@ def command(
         from smoe.llm import open_client
 
         return serving.listen(lambda: open_client(engine, distributed=False), name, server)
-    return serving.deploy(engine, deployment.cluster, name, server)
+    run = serving.deploy if server.ingress == "ray-serve" else serving.listen_over_actors
+    return run(engine, deployment.cluster, name, server)

@@ -69,6 +69,21 @@ def listen(open_client: Callable[[], EngineClient], name: str, server: ServerCon
     return 0 if engine.failure is None else say_failure(engine.failure, engine.failure_details)
 
 
+def listen_over_actors(engine: EngineConfig, cluster: ClusterConfig, name: str, server: ServerConfig) -> int:
+    """As `listen`, with the engine in Ray actors."""
+    from smoe.actors.client import open_ray_client
+    from smoe.actors.launch import open_ray
+    from smoe.actors.serving import serve_plan
+
+    config, plan = serve_plan(engine, cluster, server)
+    # Here, since only the main thread can keep Ray from taking the signals.
+    session = open_ray(plan.cpus)
+    try:
+        return listen(partial(open_ray_client, config, cluster), name, server)
+    finally:
+        session.close()
+
+
 def deploy(engine: EngineConfig, cluster: ClusterConfig, name: str, server: ServerConfig) -> int:
     """By Ray Serve, until a signal asks it to end. The exit code: 1 when a replica's model did not load."""
     from smoe.actors.client import open_ray_client
@@ -79,32 +94,35 @@ def deploy(engine: EngineConfig, cluster: ClusterConfig, name: str, server: Serv
     with _Signals() as signals:
         serving = Serving(app, plan)
         try:
-            say_where(name, server.host, serving.port)
-            failed = _watch(serving, signals, plan)
+            failed = _watch(serving, signals, plan, lambda: say_where(name, server.host, serving.port))
         finally:
             serving.close()
         signals.pass_on()
     return 0 if failed is None else say_failure(failed.failure, failed.details)
 
 
-def _watch(serving: "Serving", signals: "_Signals", plan: "ServePlan") -> "Report | None":
-    """Until all has ended. The report of a replica that never came to serve, if one did not."""
+def _watch(serving: "Serving", signals: "_Signals", plan: "ServePlan", say: Callable[[], None]) -> "Report | None":
+    """Until all has ended; says when the first replica answers. The report of one that never came to serve, if any."""
     from smoe.actors.desk import Standing, all_closed, standing
 
     stands: Standing = "starting"
     board = serving.board(-1, 0.0)
     ending_s: float | None = None
+    said = False
     while True:
+        if board.reports and not said:
+            say()
+            said = True
         stands = standing(board.reports, plan.replicas, stands)
         if stands == "failed":
             return next(report for report in board.reports.values() if report.phase == "failed")
         if ending_s is not None and (all_closed(board.reports) or time.monotonic() > ending_s):
             return None
         if signals.count and ending_s is None:
-            if serving.lost() or stands == "starting":
-                return None
             serving.end()
             ending_s = time.monotonic() + plan.drain_s + _FLUSH_S
+            if stands == "starting" or serving.lost():
+                return None
         board = serving.board(board.version, _LOOK_S)
 
 
