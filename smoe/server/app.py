@@ -11,12 +11,13 @@ from starlette.responses import JSONResponse, Response
 
 from smoe.core.client import EngineClient
 from smoe.core.errors import RequestError
-from smoe.server import errors
+from smoe.server import errors, metrics
 from smoe.server.answering import Job, respond
 from smoe.server.async_engine import AsyncEngine
 from smoe.server.config import ServerConfig
 from smoe.server.errors import ApiError
 from smoe.server.guard import Guard
+from smoe.server.health import health
 from smoe.server.replies import ChatReply, CompletionReply
 from smoe.server.schemas import ChatBody, CompletionBody, DetokenizeBody, Sampling, TokenizeBody
 from smoe.server.token_text import TokenTexts
@@ -39,6 +40,7 @@ def make_app(open_client: Callable[[], EngineClient], model: str, config: Server
     app.state.engine = engine
     errors.install(app)
     app.add_middleware(Guard, config=config)
+    metrics.install(app, engine, model, config)
     _Routes(app, engine, model, config)
     return app
 
@@ -105,12 +107,8 @@ class _Routes:
         return {"prompt": text}
 
     async def health(self) -> JSONResponse:
-        """200 while requests are taken; else 503, and why: loading, draining, failed, closed."""
-        engine = self._engine
-        if engine.phase != "running":
-            error = {"status": engine.phase, **({} if engine.failure is None else {"error": engine.failure})}
-            return JSONResponse(error, 503, {"Retry-After": "1"})
-        return JSONResponse({"status": "ok", "in_flight": engine.num_in_flight})
+        """Whether requests are taken; `degraded` while lost devices are replaced."""
+        return health(self._engine)
 
     def _card(self) -> dict[str, Any]:
         card: dict[str, Any] = {"id": self._model, "object": "model", "created": self._created, "owned_by": "smoe"}

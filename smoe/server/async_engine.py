@@ -5,13 +5,16 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
-from smoe.core.client import EngineClient
+from smoe.core.client import EngineClient, EngineHealth
 from smoe.core.errors import RequestError, SmoeError
 from smoe.core.request import Delta, FinishReason, Request
 from smoe.core.sampling import SamplingParams
+from smoe.core.stats import EngineStats
+from smoe.metrics.request_meter import RequestMeter
 from smoe.server.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -50,8 +53,10 @@ class AsyncEngine:
         """Further lines, for whoever has room."""
         self.on_phase: Callable[[], None] = lambda: None
         """Called on the loop when the phase has changed."""
+        self.meter = RequestMeter()
         self._open, self._max_queue, self._drain_s = open_client, max_queue, drain_s
         self._client: EngineClient | None = None
+        self._moe_layers: Sequence[int] = ()
         self._answers: dict[str, Answers] = {}
         self._ids = (f"req-{number}" for number in itertools.count())
         self._wake = threading.Event()
@@ -73,6 +78,23 @@ class AsyncEngine:
             why = self.failure or f"the model is {self.phase}"
             raise ApiError(503, why, code=f"model_{self.phase}", retry_after_s=_RETRY_S)
         return self._client
+
+    @property
+    def moe_layers(self) -> Sequence[int]:
+        """Of the model; empty while there is none."""
+        return self._moe_layers
+
+    def health(self) -> EngineHealth | None:
+        """Of the engine; None while there is none."""
+        if self._client is None or self.phase == "closed":
+            return None
+        return self._client.health()
+
+    async def stats(self) -> EngineStats:
+        """Raises RuntimeError or SmoeError where there is no engine to ask. May wait for a step."""
+        if self._client is None:
+            raise RuntimeError("no engine is loaded")
+        return await asyncio.to_thread(self._client.stats)
 
     def start(self) -> None:
         """Begins to load. The phase is then running, or failed, and `failure` says why."""
@@ -97,6 +119,9 @@ class AsyncEngine:
         answers = Answers(requests)
         self._answers.update(dict.fromkeys(answers.index, answers))  # before the engine has them: a delta may be quick
         self._idle.clear()
+        now_s = time.monotonic()
+        for request in requests:
+            self.meter.begin(request.request_id, len(request.prompt_token_ids), now_s)
         work = asyncio.ensure_future(asyncio.to_thread(client.submit, requests))
         try:
             await asyncio.shield(work)
@@ -104,10 +129,10 @@ class AsyncEngine:
             self._background(self._take_back(work, answers))
             raise
         except RequestError:
-            self._forget(answers.index)
+            self._refuse(answers)
             raise
         except (SmoeError, RuntimeError) as error:  # no fault of the request: the engine has just failed, or ended
-            self._forget(answers.index)
+            self._refuse(answers)
             raise ApiError(503, str(error), code="model_unavailable", retry_after_s=_RETRY_S) from error
         self._wake.set()
         return answers
@@ -116,6 +141,8 @@ class AsyncEngine:
         """Ends those that have not ended; their rows and slots are free within a step."""
         ids = [request_id for request_id in answers.index if request_id in self._answers]
         self._forget(ids)
+        for request_id in ids:
+            self.meter.abort(request_id)
         if ids and self._client is not None and self.phase in ("running", "draining"):
             with contextlib.suppress(RuntimeError, SmoeError):  # the engine has ended meanwhile, and they with it
                 await asyncio.to_thread(self._client.abort, ids)
@@ -129,6 +156,7 @@ class AsyncEngine:
     async def _load(self) -> None:
         try:
             self._client = await asyncio.to_thread(self._open)
+            self._moe_layers = self._client.info().moe_layers
         except SmoeError as error:
             self._fail(str(error), getattr(error, "details", ""))
         except Exception as error:
@@ -141,6 +169,8 @@ class AsyncEngine:
 
     async def _close(self) -> None:
         if self.phase == "failed":
+            if self._client is not None:
+                await asyncio.to_thread(self._client.shutdown)
             return
         if self.phase == "running":
             self._enter("draining")
@@ -173,18 +203,28 @@ class AsyncEngine:
         if not self._answers:
             self._idle.set()
 
+    def _refuse(self, answers: Answers) -> None:
+        """They never ran."""
+        self._forget(answers.index)
+        for request_id in answers.index:
+            self.meter.refuse(request_id)
+
     def _run(self) -> None:
         assert self._client is not None
         while self.phase in ("running", "draining"):
             self._wake.clear()
             try:
                 deltas = self._client.poll(1.0)
+                health = self._client.health()
             except Exception as error:
                 log.exception("the engine has failed")
                 self._tell(self._fail, f"the engine has failed: {error}")
                 return
             if deltas:
                 self._tell(self._deliver, deltas)
+            elif health.phase == "failed":
+                self._tell(self._fail, f"the engine has failed: {health.detail}")
+                return
             else:
                 self._wake.wait(1.0)  # a poll of an idle engine returns at once
 
@@ -193,7 +233,9 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(deliver, what)
 
     def _deliver(self, deltas: Sequence[Delta]) -> None:
+        now_s = time.monotonic()
         for delta in deltas:
+            self.meter.note(delta, now_s)
             answer = self._answers.get(delta.request_id)
             if answer is None:  # its client has gone
                 continue

@@ -34,8 +34,8 @@ SURFACE = {
         [
             *(*COMMON, *DEPLOYMENT, *DRAFT, "--api-key", "--drain-timeout", "--expert-link", "--expert-memory-max"),
             *("--expert-tier", "--host", "--in-process", "--max-body-bytes", "--max-num-batched-tokens"),
-            *("--max-num-seqs", "--max-queue", "--port", "--replicas", "--request-timeout", "--served-model-name"),
-            "--threads",
+            *("--max-num-seqs", "--max-queue", "--metrics-reset", "--port", "--replicas", "--request-timeout"),
+            *("--served-model-name", "--threads"),
         ]
     ),
     "plan": sorted(
