@@ -3,8 +3,7 @@
 Shapes: T rows, D hidden, K experts a row.
 """
 
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,20 +14,21 @@ from smoe.core.stats import ExpertStats
 from smoe.kernels import moe_combine
 from smoe.models.bank import Lookahead, Substitutions
 from smoe.offload.arena import Arena
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.copies import CopyEngine
 from smoe.offload.costs import MeasuredCosts
 from smoe.offload.drafted import PlanOrder
+from smoe.offload.flow import Flow
 from smoe.offload.in_place import InPlace
-from smoe.offload.layer_pass import LayerPass
 from smoe.offload.link_rate import LinkRate
 from smoe.offload.outputs import Ids, Outputs
-from smoe.offload.planner import PlannedPass, Planner
+from smoe.offload.planner import Planner
 from smoe.offload.policies.protocols import Array, Costs, Key, MissDecision, PolicySet, Routing
 from smoe.offload.pools import SecondCore
 from smoe.offload.shelf import Shelf
 from smoe.offload.store import LinkStats, Store
-from smoe.offload.transfer import Arrival, Transfers
+from smoe.offload.transfer import Transfers
+from smoe.offload.waves import Waves
 
 
 class OffloadedBank:
@@ -74,8 +74,6 @@ class OffloadedBank:
         self._arena = Arena(max_slots, shelf.slot_bytes, poison=poison)
         self._residency = Residency(num_slots, spec.moe_layers, policies.eviction, floor=floor, max_slots=max_slots)
         self._in_place, self._costs = in_place, MeasuredCosts()
-        self._copies, self._beside = copies, beside
-        self._measures = policies.miss.computes and costs is None
         self._planner = Planner(
             self._residency,
             policies,
@@ -95,7 +93,18 @@ class OffloadedBank:
         self._replaced: tuple[Array, Array] | None = None
         self._store, self._transfers = store, Transfers(shelf, store, self._arena)
         self._outputs = Outputs(spec, max_slots, poison=poison)
-        self._link_seen = store.stats()
+        self._flow = Flow(self._planner, self._residency, self._transfers, self._outputs, self._arena)
+        measures = policies.miss.computes and costs is None
+        self._waves = Waves(
+            self._flow,
+            self._residency,
+            self._outputs,
+            store,
+            measured=self._costs if measures else None,
+            in_place=in_place,
+            copies=copies,
+            beside=beside,
+        )
 
     @property
     def needs_logits(self) -> bool:
@@ -121,31 +130,43 @@ class OffloadedBank:
         residual_TD: torch.Tensor,
         logits_TE: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if self._transfers.pending:
-            self._deliver(self._transfers.poll())
+        return self.apply_beside(layer, x_TD, ids_TK, weights_TK, lambda: residual_TD, logits_TE)
+
+    def apply_beside(
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        residual: Callable[[], torch.Tensor],
+        logits_TE: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`residual` is called once the misses are on their way."""
+        flow = self._flow
+        flow.poll()
         run = self._planner.begin_pass(*self._ask(layer, x_TD, ids_TK, weights_TK, logits_TE))
         if run is None:
-            out_TD = self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
-            if self._copies is not None:
-                self._used(self._outputs.slots(layer, ids_TK.numpy()))
+            out_TD = self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual())
+            self._waves.used(self._outputs.slots(layer, ids_TK.numpy()))
             return out_TD
         try:
             if run.decision is not None:
                 ids_TK, weights_TK = self._replace(run.decision)
             for view in run.late:
                 self._transfers.promote(view)
-            for view in run.stale:
-                if self._transfers.try_cancel(view):
-                    self._planner.cancelled(view)
-            self._begin(run.start())
+            flow.take_back(run.stale)
+            flow.begin(run.start())
+            residual_TD = residual()
             if run.fused:
                 out_TD = self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
-                self._used([view.slot for view in run.hits])
-                self._begin(run.retire_hits())
+                self._waves.used([view.slot for view in run.hits])
+                flow.begin(run.retire_hits())
                 return out_TD
-            pairs_TKD = self._compute_in_waves(run, x_TD, ids_TK)
+            pairs_TKD = self._waves.run(run, x_TD, ids_TK)
         except BaseException:
-            self._abandon(run)
+            if self._in_place is not None:
+                self._in_place.release()
+            flow.abandon(run)
             raise
         return moe_combine(pairs_TKD, ids_TK, weights_TK, x_TD.dtype, residual=residual_TD)
 
@@ -156,20 +177,18 @@ class OffloadedBank:
     @property
     def bytes_per_second(self) -> float:
         stats = self._store.stats()
-        return self._rate.update(stats.bytes_read, stats.busy_s)
+        # In bytes of slots, as `prefetch` counts them: of residuals fewer are read than come to lie there.
+        return self._rate.update(stats.reads * self._slot_bytes, stats.busy_s)
 
     def prefetch(self, keys: Sequence[Key]) -> int:
         planner, before = self._planner, self._planner.submitted
-        for view in planner.foretell(keys):
-            if self._transfers.try_cancel(view):
-                planner.cancelled(view)
-        self._begin(planner.start())
+        self._flow.take_back(planner.foretell(keys))
+        self._flow.begin(planner.start())
         return (planner.submitted - before) * self._slot_bytes
 
     def poll(self) -> None:
-        if self._transfers.pending:
-            self._deliver(self._transfers.poll())
-        self._begin(self._planner.more())
+        self._flow.poll()
+        self._flow.begin(self._planner.more())
 
     def resident(self) -> Collection[Key]:
         return {(layer, expert) for layer in self._layers for expert in self._residency.resident(layer)}
@@ -202,11 +221,7 @@ class OffloadedBank:
         fewest, most = len(self._layers), self._residency.max_slots
         if not fewest <= num_slots <= most:
             raise ConfigError("num_slots", num_slots, f"from {fewest}, one a layer, up to {most}")
-        for view in self._residency.background():
-            if self._transfers.try_cancel(view):
-                self._planner.failed(view)
-        while self._transfers.pending:
-            self._deliver(self._transfers.take())
+        self._flow.stop()
         for slot in self._residency.resize(num_slots, floor=num_slots // len(self._layers)):
             self._arena.release(slot)
 
@@ -218,17 +233,13 @@ class OffloadedBank:
         self.resize(len(self._layers))
         self.resize(num_slots)
         self.prefetch(keys)
-        while self._transfers.pending:
-            self._deliver(self._transfers.take())
-            self._begin(self._planner.more())
+        self._flow.finish()
 
     def check_integrity(self) -> None:
         self._residency.check_idle()
         for layer in self._layers:
             self._outputs.check(layer, self._residency.resident(layer))
-        begun, reserved = self._transfers.pending, self._residency.background_in_flight
-        if begun != reserved:
-            raise RuntimeError(f"expert transfers: {begun} under way for {reserved} slots")
+        self._flow.check_integrity()
 
     def close(self) -> None:
         self._transfers.close()
@@ -266,115 +277,6 @@ class OffloadedBank:
         self._replaced = (slots, mass)
         ids = np.ascontiguousarray(decision.ids, dtype=np.int32)
         return torch.from_numpy(ids), torch.from_numpy(np.ascontiguousarray(decision.weights, dtype=np.float32))
-
-    def _compute_in_waves(self, run: PlannedPass, x_TD: torch.Tensor, ids_TK: torch.Tensor) -> torch.Tensor:
-        ids, pairs_TKD = ids_TK.numpy(), self._outputs.begin(x_TD, ids_TK)
-        beside = None
-        if run.in_place and self._beside is not None:
-            beside = self._beside.begin(lambda: self._compute_in_place(run, x_TD, ids, pairs_TKD))
-        try:
-            if run.hits:
-                self._compute(x_TD, ids, run.hits, pairs_TKD)
-            self._begin(run.retire_hits())
-            if run.in_place and beside is None:
-                self._computed_in_place(run, *self._compute_in_place(run, x_TD, ids, pairs_TKD))
-            while run.unfinished:
-                views = self._take(run)
-                if views:
-                    self._compute(x_TD, ids, views, pairs_TKD)
-                    self._begin(run.retire(views))
-        finally:
-            if beside is not None:
-                self._computed_in_place(run, *beside.result())
-        if self._measures:
-            self._measure_link()
-        return pairs_TKD
-
-    def _compute(self, x_TD: torch.Tensor, ids: Ids, views: Sequence[View], pairs_TKD: torch.Tensor) -> None:
-        for view in views:
-            self._residency.check(view)
-        started = time.perf_counter()
-        self._outputs.compute(x_TD, ids, views, pairs_TKD)
-        if self._measures:
-            rows = int(np.isin(ids, [view.expert for view in views]).sum())
-            self._costs.computed_from_slots(len(views), rows, time.perf_counter() - started)
-        self._used([view.slot for view in views])
-
-    def _used(self, slots: Sequence[int]) -> None:
-        if self._copies is not None:
-            for slot in slots:
-                self._copies.used(slot)
-
-    def _compute_in_place(
-        self, run: PlannedPass, x_TD: torch.Tensor, ids: Ids, pairs_TKD: torch.Tensor
-    ) -> tuple[int, float]:
-        """Rows and seconds. May run beside all else of the pass."""
-        assert self._in_place is not None
-        started = time.perf_counter()
-        rows = self._outputs.compute_in_place(self._in_place, run.layer, x_TD, ids, run.in_place, pairs_TKD)
-        return rows, time.perf_counter() - started
-
-    def _computed_in_place(self, run: PlannedPass, rows: int, elapsed_s: float) -> None:
-        assert self._in_place is not None
-        self._in_place.release()
-        self._costs.computed(len(run.in_place), rows, elapsed_s)
-
-    def _measure_link(self) -> None:
-        """By all that has arrived since the last time, when something has."""
-        seen, link = self._link_seen, self._store.stats()
-        if link.reads > seen.reads:
-            self._costs.fetched(link.reads - seen.reads, link.busy_s - seen.busy_s)
-            self._link_seen = link
-
-    def _begin(self, views: Sequence[View]) -> None:
-        for view in views:
-            self._transfers.begin([view], self._planner.deadline(view))
-
-    def _take(self, run: LayerPass) -> list[View]:
-        """Views of the pass that have arrived, in the tables. Raises the first error, after noting all arrivals."""
-        views, errors, others = [], [], []
-        for arrival in self._transfers.take():
-            view, tensors, error = arrival
-            if not run.awaits(view):
-                others.append(arrival)
-            elif tensors is not None:
-                self._outputs.install(view, tensors)
-                run.arrived(view)
-                views.append(view)
-            elif run.forgives(view):
-                self._begin(run.failed(view))
-            else:
-                errors.append(error)
-        for error in errors:
-            assert error is not None
-            raise error
-        if others:
-            self._deliver(others)
-            self._begin(run.resume())
-        return views
-
-    def _deliver(self, arrivals: Sequence[Arrival]) -> None:
-        """Transfers that no pass waits for."""
-        for arrival in arrivals:
-            if arrival.tensors is None:
-                self._planner.failed(arrival.view)
-            else:
-                self._outputs.install(arrival.view, arrival.tensors)
-                self._planner.arrived(arrival.view)
-
-    def _abandon(self, run: LayerPass) -> None:
-        """Ends all transfers, also those of other layers: what is left over of this pass may be any state."""
-        if self._in_place is not None:
-            self._in_place.release()
-        background = self._residency.background()
-        for view in background:
-            self._transfers.try_cancel(view)
-        while self._transfers.pending:
-            self._transfers.take()
-        for view in background:
-            self._planner.failed(view)
-        for view in (*background, *run.abandon()):
-            self._arena.poison(view.slot)
 
 
 def _descending(ids: Ids, weights: Array) -> tuple[Ids, Array]:
