@@ -16,16 +16,17 @@ from smoe.sim.link import Link
 
 
 class Replay:
-    """Makes the calls that the engine makes, in the order that Planner asks for. `now` is the virtual time in seconds.
+    """Makes the calls that the engine makes, in the order that Planner asks for. `now` is the virtual time in seconds,
+    `compute` what computing takes; both may be set between forwards, `now` only forward.
 
     What the engine's store does in its own time the link does here: with transfers that take no time, both deliver in
     the order of `begin`, and all counts are equal.
     """
 
     def __init__(self, trace: RouteTrace, planner: Planner, link: Link, compute: ComputeModel) -> None:
-        self.now = self.wait_s = 0.0
+        self.now = self.wait_s = self.prompt_s = 0.0
         self.forwards = self.transfers = 0
-        self._planner, self._link, self._compute = planner, link, compute
+        self._planner, self._link, self.compute = planner, link, compute
         self._layers = trace.layers
         self._ids = list(trace.expert_ids.astype(np.int32))
         self._weights = _by_layer(trace.expert_weights, np.float32, len(trace.layers))
@@ -33,10 +34,16 @@ class Replay:
         self._lookahead = _by_layer(trace.lookahead_logits, np.float16, len(trace.layers))
         self._token_ids = trace.token_ids
 
-    def forward(self, spans: Sequence[Span]) -> None:
-        """One pass over all layers for the rows of `spans`."""
+    def forward(self, spans: Sequence[Span], *, prompt: bool = False) -> None:
+        """One pass over all layers for the rows of `spans`; of those of a `prompt`, `prompt_s` is the time."""
+        began = self.now
+        self._forward(spans)
+        if prompt:
+            self.prompt_s += self.now - began
+
+    def _forward(self, spans: Sequence[Span]) -> None:
         planner, link = self._planner, self._link
-        layer_s, compute = self._compute.layer_s, self._compute
+        layer_s, compute = self.compute.layer_s, self.compute
         rows: Any = slice(*spans[0]) if len(spans) == 1 else np.concatenate([np.arange(*span) for span in spans])
         token_ids = self._token_ids[rows]
         single = len(token_ids) == 1
@@ -79,7 +86,7 @@ class Replay:
         self._begin(run.retire_hits())
         if run.in_place:
             in_place = len(run.in_place) if rows_of is None else sum([rows_of[expert] for expert in run.in_place])
-            self.now += in_place * self._compute.in_place_row_s
+            self.now += in_place * self.compute.in_place_row_s
         while run.unfinished:
             if not link.busy:
                 self._skip(run)
@@ -104,17 +111,18 @@ class Replay:
 
     def _experts_s(self, views: Sequence[View], rows_of: list[int] | None) -> float:
         rows = len(views) if rows_of is None else sum([rows_of[view.expert] for view in views])
-        return self._compute.experts_s(len(views), rows)
+        return self.compute.experts_s(len(views), rows)
 
     def _skip(self, run: PlannedPass) -> None:
         """An expert that gets no slot is still carried, and computed."""
         self.transfers += 1
         self.wait_s += self._link.transfer_s
-        self.now += self._link.transfer_s + self._compute.row_s
+        self.now += self._link.transfer_s + self.compute.row_s
         self._begin(run.skip())
 
     def prefetch(self, keys: Sequence[Key]) -> None:
         """What an engine does with a plan of a draft."""
+        self._take_in()
         for view in self._planner.foretell(keys):
             if self._link.try_cancel(view):
                 self.transfers -= 1
@@ -122,10 +130,14 @@ class Replay:
         self._begin(self._planner.start())
 
     def poll(self) -> None:
-        """Takes in what has arrived up to now, between forwards."""
+        """Between forwards."""
+        self._take_in()
+        self._begin(self._planner.more())
+
+    def _take_in(self) -> None:
+        """What has arrived up to now."""
         for view in self._link.arrivals(self.now):
             self._planner.arrived(view)
-        self._begin(self._planner.more())
 
     def _begin(self, views: Sequence[View]) -> None:
         link, now = self._link, self.now

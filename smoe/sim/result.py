@@ -11,8 +11,9 @@ from smoe.sim.drafts import DraftCount
 class SimResult:
     """`experts` are counts as the engine's; `bytes_moved` is 0 without an expert's size, `wait_s` virtual.
 
-    `transfers` were carried by the link. `seconds` is the virtual time of the whole replay, None without a link;
-    `link_busy_share` the part of it in which the link carried something.
+    `transfers` were carried by the link. `seconds` is the virtual time of the whole replay, None without a link, of
+    which `prompt_s` went by in forwards with prompts that go through whole; `link_busy_share` is the part
+    of it in which the link carried something.
     """
 
     policy: str
@@ -28,6 +29,7 @@ class SimResult:
     experts: ExpertStats
     transfers: int
     seconds: float | None
+    prompt_s: float | None
     link_busy_share: float | None
     draft: DraftCount | None = None
 

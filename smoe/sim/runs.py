@@ -98,13 +98,13 @@ class SteppedRun:
         self.setting = setting
         self._trace, self._residency, self._planner, self._timed = trace, residency, planner, timed
         self._link = link
-        self._replay = Replay(trace, planner, link, compute)
+        self.replay = Replay(trace, planner, link, compute)
         self._draft, self._seed, self._speculation = draft, seed, None
         if draft is not None:
             prefetcher = LinkPrefetcher(
-                self._replay, planner, residency, link, trace.layers, max(1, setting.expert_bytes)
+                self.replay, planner, residency, link, trace.layers, max(1, setting.expert_bytes)
             )
-            self._speculation = Speculation(trace, draft, self._replay, planner, prefetcher)
+            self._speculation = Speculation(trace, draft, self.replay, planner, prefetcher)
 
     def play(self) -> Iterator[int]:
         """Tokens that each forward took."""
@@ -112,11 +112,11 @@ class SteppedRun:
             yield from self._speculation.play(windows(self._trace, self.setting.mode, self._draft, self._seed))
             return
         for spans in forwards(self._trace, self.setting.mode, self.setting.batch):
-            self._replay.forward(spans)
+            self.replay.forward(spans, prompt=any(end - start > 1 for start, end in spans))
             yield sum(end - start for start, end in spans)
 
     def result(self) -> SimResult:
-        residency, planner, replay, link = self._residency, self._planner, self._replay, self._link
+        residency, planner, replay, link = self._residency, self._planner, self.replay, self._link
         for view in link.arrivals(float("inf")):
             planner.arrived(view)
         residency.check_idle()
@@ -129,6 +129,7 @@ class SteppedRun:
             transfers=replay.transfers,
             peak=residency.peak_used,
             seconds=replay.now if self._timed else None,
+            prompt_s=replay.prompt_s if self._timed else None,
             busy_s=link.busy_s,
             from_disk=link.from_disk if isinstance(link, StackedLink) else None,
             draft=None if self._speculation is None else self._speculation.count,
@@ -172,6 +173,7 @@ def _result(
     transfers: int,
     peak: int,
     seconds: float | None = None,
+    prompt_s: float | None = None,
     busy_s: float = 0.0,
     from_disk: int | None = None,
     draft: DraftCount | None = None,
@@ -197,6 +199,7 @@ def _result(
         ),
         transfers=transfers,
         seconds=seconds,
+        prompt_s=prompt_s,
         link_busy_share=None if seconds is None else busy_s / (seconds or 1.0),  # it was idle if no time passed
         draft=draft,
     )

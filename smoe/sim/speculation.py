@@ -65,7 +65,8 @@ class Speculation:
             if window.drafted:
                 self._draft(window)
             hits = self._planner.stats().hits
-            self._replay.forward([(window.first, window.first + window.rows)])
+            prompt = not window.drafted and window.rows > 1
+            self._replay.forward([(window.first, window.first + window.rows)], prompt=prompt)
             if window.drafted:
                 self.count.hits += self._planner.stats().hits - hits
             yield window.tokens

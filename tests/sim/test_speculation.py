@@ -116,6 +116,17 @@ def test_time_by_hand():
     assert (early.draft.asked, early.draft.foretold, early.draft.hits, early.draft.kept) == (4, 4, 2, 2)
 
 
+@pytest.mark.parametrize("draft", [None, SimDraft(tokens=1, timing="none")])
+def test_time_of_prompts_apart(draft):
+    """Rows (0 1) (2 3) together: 0.5 s, arrivals 1.5 .. 4.5, 0.25 s for the last; then 0 and 1 are there."""
+    trace = one_layer((0, 1), (2, 3), (0, 1), phase=(0, 0, 1))
+    options = {"link": LinkModel(100.0), "compute": ComputeModel(0.5, 0.25), "expert_bytes": 100}
+    found = simulate(trace, "evict=lru", "8", draft=draft, **options)
+    assert (found.prompt_s, found.seconds) == pytest.approx((4.75, 5.75))
+    assert simulate(trace, "evict=lru", "8", mode="decode", draft=draft, **options).prompt_s == 0.0
+    assert simulate(trace, "evict=lru", "8", draft=draft).prompt_s is None
+
+
 def test_the_draft_takes_its_memory():
     trace = synthetic_routes(num_layers=2, num_experts=10, top_k=2, tokens=30, seed=1)
     assert simulate(trace, "", "50%", mode="decode", draft=SimDraft(tokens=2, bytes_share=0.25)).num_slots == 5
