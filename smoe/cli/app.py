@@ -21,6 +21,7 @@ from smoe.cli import (
     regroup,
     serve,
     simulate,
+    top,
     trace,
 )
 from smoe.core.errors import SmoeError
@@ -35,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (generate, chat, serve, plan, regroup, simulate, doctor):
+for verb in (generate, chat, serve, top, plan, regroup, simulate, doctor):
     app.command(verb.NAME, epilog=verb.EXAMPLE)(verb.command)
 for group in (bench, convert, placement, profile_verbs, trace):
     app.add_typer(group.app, name=group.NAME)

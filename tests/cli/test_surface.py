@@ -45,6 +45,7 @@ SURFACE = {
             *("--draft", "--draft-group-size", "--draft-residual", "--draft-tokens"),
         ]
     ),
+    "top": ["--api-key", "--help", "--interval", "--once", "[URL]"],
     "doctor": ["--dir", "--help", "--json"],
     "bench cache": ["--help", "--in-process", "--out", "--quick", "--trace"],
     "bench comm": ["--cache", "--help", "--out", "--quick", "--skip-actors"],
