@@ -65,7 +65,8 @@ def forecast(checkpoint: Checkpoint, plan: MemoryPlan) -> Forecast | None:
     if plan.all_resident:
         rate = 1 / (dense_s + accesses * row_s)
         return Forecast(tokens_per_s=rate, memory_bytes_per_s=memory, measured_link=False, simulated=None)
-    links = _links(checkpoint, plan)
+    read_bytes = _read_bytes(checkpoint, plan)
+    links = _links(checkpoint, plan, read_bytes)
     if links is None:
         return None
     all_experts = plan.num_moe_layers * plan.num_experts
@@ -76,7 +77,7 @@ def forecast(checkpoint: Checkpoint, plan: MemoryPlan) -> Forecast | None:
             plan.expert_policy,
             plan.expert_slots / all_experts,
             accesses=accesses,
-            expert_bytes=plan.expert_bytes,
+            expert_bytes=read_bytes,
             link=links.last,
             dense_s=dense_s,
             row_s=row_s,
@@ -103,9 +104,23 @@ class _Links(NamedTuple):
     whole: LinkModel | None
 
 
-def _links(checkpoint: Checkpoint, plan: MemoryPlan) -> _Links | None:
-    """None where files cannot be read past the page cache."""
-    nbytes = plan.expert_bytes
+def _read_bytes(checkpoint: Checkpoint, plan: MemoryPlan) -> int:
+    """Of one expert; of residuals, as the first expert has it."""
+    if plan.residual_group_size is None:
+        return plan.expert_bytes
+    import torch
+
+    from smoe.kernels.int4 import quantise_expert
+    from smoe.models.residual import pack_expert
+
+    layer, group_size = checkpoint.spec.moe_layers[0], plan.residual_group_size
+    expert = checkpoint.read_expert(layer, 0, dtype=torch.bfloat16)
+    shapes = checkpoint.expert_source(layer, 0).shapes()
+    return pack_expert(expert, quantise_expert(expert, group_size), shapes, group_size).content.numel()
+
+
+def _links(checkpoint: Checkpoint, plan: MemoryPlan, nbytes: int) -> _Links | None:
+    """`nbytes` of one expert. None where files cannot be read past the page cache."""
     disk_s = 0.0
     declared = None if plan.emulated_link is None else LinkModel.parse(plan.emulated_link, "expert_link")
     if declared is not None and len(plan.expert_tiers) == 1:

@@ -88,6 +88,8 @@ def command(
     if engine.expert_memory_max is not None:
         experts += f" at first; memory for {engine.expert_memory_max}"
     below = "none" if plan.all_resident else f"{checkpoint.folder} ({size(plan.experts_total_bytes)})"
+    if plan.residual_group_size is not None:
+        below += ", read as residuals of the 4-bit copy"
     hosted = f"{plan.host_expert_slots:,} of {plan.num_moe_layers * plan.num_experts:,} experts"
     table = Table(title=f"{checkpoint.folder.name}: {checkpoint.spec.family}, {plan.dtype}", title_justify="left")
     for column in ("what", "where", "bytes", "how much"):

@@ -14,7 +14,7 @@ from smoe.core.placement_file import read_placement
 from smoe.core.step import Executor
 from smoe.engine.core import EngineCore
 from smoe.engine.device import compute_device
-from smoe.engine.draft.build import Target, make_speculation
+from smoe.engine.draft.build import Target, make_residuals, make_speculation
 from smoe.engine.draft.known_depth import most_draft_tokens
 from smoe.engine.local import LocalClient
 from smoe.engine.lookahead_bank import LookaheadBank
@@ -55,7 +55,17 @@ def build_runner(config: EngineConfig) -> Runner:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     dtype = compute_dtype(checkpoint.spec, config)
-    bank = experts = make_bank(checkpoint, config, dtype, free_bytes=plan.auto_bytes, draft_bytes=plan.draft_bytes)
+    residuals = None
+    if config.draft is not None and config.draft.residual:
+        residuals = make_residuals(checkpoint, config.draft)
+    bank = experts = make_bank(
+        checkpoint,
+        config,
+        dtype,
+        free_bytes=plan.auto_bytes,
+        draft_bytes=plan.draft_bytes,
+        residuals=residuals,
+    )
     resizing = None
     if config.expert_memory_max is not None and isinstance(bank, OffloadedBank):
         resizing = partial(resize, bank, checkpoint, config, dtype, plan.draft_bytes)
@@ -76,6 +86,7 @@ def build_runner(config: EngineConfig) -> Runner:
                 bank=experts,
                 dtype=dtype,
                 device=device,
+                residuals=residuals,
             )
             speculation = make_speculation(config.draft, target)
         return Runner(

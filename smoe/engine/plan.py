@@ -9,17 +9,14 @@ from smoe.core.config import EngineConfig
 from smoe.core.draft import LOOKUP_DRAFT, SELF_DRAFT, DraftConfig
 from smoe.core.errors import CapacityError, ConfigError
 from smoe.core.expert_memory import ExpertMemory
-from smoe.core.expert_tier import ExpertTier
 from smoe.engine.draft.known_depth import most_draft_tokens
 from smoe.engine.memory import free_bytes
 from smoe.models.kv import bytes_per_row
 from smoe.models.loading import Checkpoint, open_checkpoint
 from smoe.models.spec import DecoderSpec, DeltaSpec
-from smoe.offload.build import live_policy, most_slots
+from smoe.offload.build import live_policy, most_slots, planned_tiers
 from smoe.offload.draft_memory import draft_nbytes, slots_beside_draft
 from smoe.offload.readahead import known_readahead
-from smoe.offload.shelf import Shelf
-from smoe.offload.tiers import plan_tiers
 
 KV_SHARE = 0.25  # of the memory left beside the dense weights, when `auto` divides it between KV and experts
 _LIBRARY_BYTES = 32 * 2**20  # tokenizer, kernels and allocator slack: 8 to 16 MiB seen with the built-in model
@@ -28,6 +25,7 @@ _LIBRARY_BYTES = 32 * 2**20  # tokenizer, kernels and allocator slack: 8 to 16 M
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """All figures in bytes unless named otherwise. `expert_policy` is in full; `lossy` says it changes the outputs.
+    `residual_group_size` is that of the 4-bit copy whose residuals are read instead of experts, None where none are.
 
     `expert_slots` and `host_expert_slots` count all layers; `auto_bytes` is what `expert_memory=auto` gives to experts.
     `experts_resident_bytes` is that of `expert_memory_max`, where it is given.
@@ -68,6 +66,7 @@ class MemoryPlan:
     lossy: bool
     emulated_link: str | None
     draft_bytes: int
+    residual_group_size: int | None
 
     @property
     def slots_per_layer(self) -> float:
@@ -91,7 +90,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     spec, dtype, free = checkpoint.spec, compute_dtype(checkpoint.spec, config), free_bytes()
     max_model_len = context_length(spec, config)
     budget = ExpertMemory.parse(config.expert_memory)
-    tiers = plan_tiers(Shelf(spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
+    tiers = planned_tiers(checkpoint, config, dtype)
     shelf, policy = tiers.above, live_policy(config, tiers.tiers)
     if config.draft is not None:
         _check_lossy(config.draft, config.expert_policy, policy.lossy)
@@ -116,6 +115,9 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     auto_bytes = max(0, left - kv_reserve)
     slots = slots_beside_draft(shelf, budget, draft_bytes, free_bytes=auto_bytes)
     all_resident = budget.kind == "all" or (budget.kind == "auto" and slots == shelf.num_experts)
+    if all_resident and tiers.residual:
+        limit = "only where experts are read from the disk: all of them fit in memory"
+        raise ConfigError("draft_residual", True, limit)
     most = most_slots(shelf, config, slots, draft_bytes) if not all_resident else slots
     resident = total if all_resident else most * shelf.slot_bytes + shelf.staging_bytes
     if resident > left:
@@ -154,6 +156,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
         lossy=policy.lossy and not all_resident,
         emulated_link=config.expert_link,
         draft_bytes=draft_bytes,
+        residual_group_size=config.draft.group_size if config.draft is not None and tiers.residual else None,
     )
 
 

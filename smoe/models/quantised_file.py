@@ -7,7 +7,6 @@ model: a file of another model, cut short or with scales that are not finite is 
 import json
 import logging
 import os
-import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from smoe.kernels.int4 import FORMAT_VERSION
 from smoe.models.loading import Checkpoint
 from smoe.models.loading.headers import read_header
 from smoe.models.loading.reading import read_into
-from smoe.models.loading.writer import PlannedTensor, safetensors_header, tensor_bytes
+from smoe.models.loading.writer import PlannedTensor, safetensors_header, tensor_bytes, whole_file
 from smoe.models.quantised import empty_layer, layer_shapes, quantise_layers
 
 log = logging.getLogger(__name__)
@@ -61,31 +60,17 @@ def write_int4(path: Path, layers: Mapping[int, Int4Tensors], identity: Mapping[
         for field, part in zip(Int4Tensors._fields, experts, strict=True)
         if part is not None
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    need, free = sum(tensor.nbytes for tensor in tensors), shutil.disk_usage(path.parent).free
-    if need > free:
-        raise OSError(f"{need} bytes are needed on that disk, {free} are free")
-    partial_path = path.with_suffix(f".{os.getpid()}")
-    try:
-        with open(partial_path, "wb") as file:
-            file.write(safetensors_header(tensors, identity))
-            for tensor in tensors:
-                for piece in tensor.pieces():
-                    file.write(tensor_bytes(piece, tensor))
-            file.flush()
-            os.fsync(file.fileno())
-        partial_path.replace(path)
-    finally:
-        partial_path.unlink(missing_ok=True)
+    with whole_file(path, sum(tensor.nbytes for tensor in tensors)) as file:
+        file.write(safetensors_header(tensors, identity))
+        for tensor in tensors:
+            for piece in tensor.pieces():
+                file.write(tensor_bytes(piece, tensor))
 
 
 def read_int4(path: Path, checkpoint: Checkpoint, group_size: int) -> dict[int, Int4Tensors]:
     """Raises CheckpointError if the file is not whole, valid and of this model and group size."""
     found, spec = read_header(path), checkpoint.spec
-    metadata, expected = _metadata(path), _identity(checkpoint, group_size)
-    for field, value in expected.items():
-        if metadata.get(field) != value:
-            raise CheckpointError(f"{path}: {field}: {metadata.get(field)!r} (the model asks for {value!r})")
+    check_identity(path, _identity(checkpoint, group_size))
     shapes = {layer: layer_shapes(spec, layer, group_size) for layer in spec.moe_layers}
     names = {_name(layer, field): shape for layer, fields in shapes.items() for field, shape in fields.items()}
     if names.keys() != found.keys():
@@ -114,9 +99,12 @@ def _name(layer: int, field: str) -> str:
     return f"layers.{layer}.experts.{field}"
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    """Of a file whose header has been checked."""
+def check_identity(path: Path, expected: Mapping[str, str]) -> None:
+    """That a safetensors file whose header has been checked has this metadata. Raises CheckpointError."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    metadata = header.get("__metadata__")
-    return metadata if isinstance(metadata, dict) else {}
+    found = header.get("__metadata__")
+    metadata = found if isinstance(found, dict) else {}
+    for field, value in expected.items():
+        if metadata.get(field) != value:
+            raise CheckpointError(f"{path}: {field}: {metadata.get(field)!r} (the model asks for {value!r})")

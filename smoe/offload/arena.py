@@ -5,8 +5,8 @@ import mmap
 
 import torch
 
+from smoe.core.pages import PAGE_BYTES
 from smoe.kernels import alloc_huge
-from smoe.offload.layout import PAGE_BYTES
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

@@ -182,6 +182,7 @@ class OffloadedBank:
 
     def prefetch(self, keys: Sequence[Key]) -> int:
         planner, before = self._planner, self._planner.submitted
+        self._flow.poll()
         self._flow.take_back(planner.foretell(keys))
         self._flow.begin(planner.start())
         return (planner.submitted - before) * self._slot_bytes

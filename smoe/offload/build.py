@@ -14,10 +14,11 @@ from smoe.core.link_model import LinkModel
 from smoe.kernels import ExpertTensors
 from smoe.models.bank import ExpertBank, ResidentBank
 from smoe.models.loading import Checkpoint
+from smoe.models.residual import check_dtypes
+from smoe.models.residual_file import ResidualFile
 from smoe.offload.ahead import PAUSE_SHARE
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.draft_memory import slots_beside_draft
-from smoe.offload.emulated import EmulatedStore
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.offload.shelf import Shelf
@@ -30,10 +31,16 @@ POISON_VARIABLE = "SMOE_DEBUG_POISON"
 
 
 def make_bank(
-    checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype, *, free_bytes: int = 0, draft_bytes: int = 0
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    *,
+    free_bytes: int = 0,
+    draft_bytes: int = 0,
+    residuals: ResidualFile | None = None,
 ) -> ExpertBank:
     """For arithmetic in `dtype`. `expert_memory=auto` takes `free_bytes`, and keeps all experts if they fit; of another
-    budget a draft takes `draft_bytes`.
+    budget a draft takes `draft_bytes`. Experts are read as `residuals`, if given.
 
     Raises ConfigError for policies that cannot work here or a budget below one expert a layer before anything is read,
     StoreError or CheckpointError for files that cannot be read.
@@ -41,14 +48,31 @@ def make_bank(
     memory = ExpertMemory.parse(config.expert_memory)
     if memory.kind == "all":
         return _resident(checkpoint, dtype)
-    tiers = plan_tiers(Shelf(checkpoint.spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
+    tiers = planned_tiers(checkpoint, config, dtype)
     num_slots = slots_beside_draft(tiers.above, memory, draft_bytes, free_bytes=free_bytes)
     if memory.kind == "auto" and num_slots == tiers.above.num_experts:
         return _resident(checkpoint, dtype)
-    return open_bank(OffloadedBank, tiers, config, num_slots, draft_bytes=draft_bytes)
+    return open_bank(OffloadedBank, tiers, config, num_slots, draft_bytes=draft_bytes, residuals=residuals)
 
 
-def open_bank(kind: type[Bank], tiers: TierPlan, config: EngineConfig, num_slots: int, *, draft_bytes: int = 0) -> Bank:
+def planned_tiers(checkpoint: Checkpoint, config: EngineConfig, dtype: torch.dtype) -> TierPlan:
+    """Of one device that holds all experts. Reads nothing; raises ConfigError for what cannot be."""
+    shelf = Shelf(checkpoint.spec, checkpoint.expert_source, dtype)
+    residual = config.draft is not None and config.draft.residual
+    if residual:
+        check_dtypes(checkpoint, dtype)
+    return plan_tiers(shelf, ExpertTier.parse(config.expert_tier), residual=residual)
+
+
+def open_bank(
+    kind: type[Bank],
+    tiers: TierPlan,
+    config: EngineConfig,
+    num_slots: int,
+    *,
+    draft_bytes: int = 0,
+    residuals: ResidualFile | None = None,
+) -> Bank:
     """A bank of the experts of `tiers`, with `num_slots` over all layers. Raises as make_bank does."""
     shelf, spec = tiers.above, tiers.above.spec
     policy = live_policy(config, tiers.tiers)
@@ -57,9 +81,8 @@ def open_bank(kind: type[Bank], tiers: TierPlan, config: EngineConfig, num_slots
     policies = policy.build(geometry, seed=config.seed)
     max_slots = most_slots(shelf, config, num_slots, draft_bytes)
     floor, poison = num_slots // len(spec.moe_layers), os.environ.get(POISON_VARIABLE) == "1"
-    store, in_place = open_tiers(tiers, poison=poison)
-    if config.expert_link is not None:
-        store = EmulatedStore(store, LinkModel.parse(config.expert_link, "expert_link"))
+    link = None if config.expert_link is None else LinkModel.parse(config.expert_link, "expert_link")
+    store, in_place = open_tiers(tiers, poison=poison, link=link, residuals=residuals)
     try:
         return kind(
             shelf,
@@ -100,7 +123,7 @@ def resize(
     wanted = ExpertMemory.parse(memory)
     if wanted.kind == "auto":
         raise ConfigError("expert_memory", memory, "a size: what is free is known before an engine loads")
-    tiers = plan_tiers(Shelf(checkpoint.spec, checkpoint.expert_source, dtype), ExpertTier.parse(config.expert_tier))
+    tiers = planned_tiers(checkpoint, config, dtype)
     num_slots = slots_beside_draft(tiers.above, wanted, draft_bytes, free_bytes=0)
     most = most_slots(tiers.above, config, 0, draft_bytes)
     if num_slots > most:

@@ -77,9 +77,12 @@ def make_int4_bank(
     device: str | torch.device = "cpu",
     routed: Routed | None = None,
     folder: Path | None = None,
+    layers: Mapping[int, Int4Tensors] | None = None,
 ) -> Int4Bank:
-    """From the cache (see quantised_file) or quantised now, which it then keeps. Raises as `load_int4` does."""
-    layers = load_int4(checkpoint, group_size, folder=folder)
+    """Of `layers`, else from the cache (see quantised_file) or quantised now, which it then keeps. Raises as load_int4
+    does."""
+    if layers is None:
+        layers = load_int4(checkpoint, group_size, folder=folder)
     if torch.device(device).type != "cpu":
         layers = {
             layer: Int4Tensors(*(None if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import fcntl
 import os
 
 from smoe.core.errors import StoreError
-from smoe.offload.layout import PAGE_BYTES
+from smoe.core.pages import PAGE_BYTES
 
 
 class StoreFile:

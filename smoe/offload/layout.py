@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-PAGE_BYTES = 4096
+from smoe.core.pages import PAGE_BYTES, whole_pages
 
 
 class ByteRange(Protocol):
@@ -60,7 +60,7 @@ def plan_layout(ranges: Mapping[str, ByteRange]) -> SlotLayout:
     room = 0
     for name, part in in_file_order:
         start, needed_end = part.offset // PAGE_BYTES * PAGE_BYTES, part.offset + part.nbytes
-        end = -(-needed_end // PAGE_BYTES) * PAGE_BYTES
+        end = whole_pages(needed_end)
         last = segments[-1] if segments else None
         if last is not None and last.path == part.path and start <= last.file_offset + last.length:
             start = last.file_offset

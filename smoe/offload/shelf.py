@@ -7,11 +7,13 @@ from fractions import Fraction
 import torch
 
 from smoe.core.expert_memory import ExpertMemory
+from smoe.core.pages import whole_pages
 from smoe.kernels import ExpertTensors
 from smoe.models.loading import ExpertSource
 from smoe.models.loading.arena import carve
+from smoe.models.residual import room
 from smoe.models.spec import DecoderSpec
-from smoe.offload.layout import PAGE_BYTES, SlotLayout, plan_layout
+from smoe.offload.layout import SlotLayout, plan_layout
 
 STAGING_SLOTS = 2
 """One is read into while the other is converted."""
@@ -50,7 +52,7 @@ class Shelf:
                     self._sources[layer, expert], self._layouts[layer, expert] = found, layout
                 if _is_staged(found, dtype):
                     self.staging_bytes = max(self.staging_bytes, STAGING_SLOTS * layout.room)
-                    self.slot_bytes = max(self.slot_bytes, _whole_pages(found.assembled_nbytes(dtype)))
+                    self.slot_bytes = max(self.slot_bytes, whole_pages(found.assembled_nbytes(dtype)))
                 else:
                     self.slot_bytes = max(self.slot_bytes, layout.room)
 
@@ -121,7 +123,7 @@ class SlotForm(Shelf):
         self._below, self._sources = below, below._sources
         self.slot_bytes, self.staging_bytes = below.slot_bytes, 0
         self._layouts = {
-            key: SlotLayout((), {}, _whole_pages(self._sources[key].assembled_nbytes(self.dtype)))
+            key: SlotLayout((), {}, whole_pages(self._sources[key].assembled_nbytes(self.dtype)))
             if below.is_staged(*key)
             else layout
             for key, layout in below._layouts.items()
@@ -136,9 +138,24 @@ class SlotForm(Shelf):
         return self._below.view(layer, expert, slot)
 
 
+class ResidualForm(Shelf):
+    """The experts of a shelf as a ResidualStore delivers them, in slots with room for rebuilding them there."""
+
+    def __init__(self, below: Shelf) -> None:
+        self.spec, self.dtype, self.share = below.spec, below.dtype, below.share
+        self._sources = below._sources
+        self._layouts = {key: SlotLayout((), {}, room(source)) for key, source in self._sources.items()}
+        self.slot_bytes, self.staging_bytes = max(layout.room for layout in self.layouts), 0
+
+    def is_staged(self, layer: int, expert: int) -> bool:
+        return False
+
+    def view(self, layer: int, expert: int, slot: torch.Tensor) -> ExpertTensors:
+        return carve(slot, self._sources[layer, expert], self.dtype)
+
+    def source(self, layer: int, expert: int) -> ExpertSource:
+        return self._sources[layer, expert]
+
+
 def _is_staged(source: ExpertSource, dtype: torch.dtype) -> bool:
     return source.converts(dtype) or any(part.offset % part.dtype.itemsize for part in source.parts.values())
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES

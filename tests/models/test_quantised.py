@@ -182,7 +182,7 @@ def test_no_room_for_the_file_is_no_error(
     with caplog.at_level(logging.WARNING):
         assert load_int4(checkpoint, 32, folder=tmp_path / "taken")
     assert "cannot keep the 4-bit experts" in caplog.text
-    monkeypatch.setattr("smoe.models.quantised_file.shutil.disk_usage", lambda path: type("", (), {"free": 10}))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("", (), {"free": 10}))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert load_int4(checkpoint, 32, folder=tmp_path / "full")

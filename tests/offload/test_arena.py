@@ -1,7 +1,7 @@
 """The slots' memory: whose it is, and that it goes back."""
 
+from smoe.core.pages import PAGE_BYTES
 from smoe.offload.arena import Arena
-from smoe.offload.layout import PAGE_BYTES
 
 
 def test_slots_are_apart_and_a_released_one_alone_loses_its_contents() -> None:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoe.offload.layout import PAGE_BYTES, plan_layout
+from smoe.core.pages import PAGE_BYTES
+from smoe.offload.layout import plan_layout
 
 P = PAGE_BYTES
 

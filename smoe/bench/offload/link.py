@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 
 from smoe.bench.disk import Place, best, best_rates, plain_rate
+from smoe.core.pages import PAGE_BYTES
 from smoe.offload.arena import Arena
-from smoe.offload.layout import PAGE_BYTES
 
 _SLOTS = 16
 _LARGEST = 16 << 20  # longer reads are no faster, and all slots together should stay small

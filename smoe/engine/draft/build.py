@@ -25,6 +25,8 @@ from smoe.models.bank import ExpertBank
 from smoe.models.decoder import Decoder, Params
 from smoe.models.kv import KVCache
 from smoe.models.loading import Checkpoint, open_checkpoint
+from smoe.models.quantised_file import load_int4
+from smoe.models.residual_file import ResidualFile, load_residuals
 from smoe.models.spec import DeltaSpec
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.build import make_bank
@@ -38,7 +40,8 @@ _CHUNK = 256  # tokens of one sequence that a draft model catches up on at a tim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The loaded model that a draft speaks ahead of. `bank` is where its experts are."""
+    """The loaded model that a draft speaks ahead of. `bank` is where its experts are, `residuals` what it reads them
+    from, if it does."""
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
@@ -47,6 +50,12 @@ class Target:
     bank: ExpertBank
     dtype: torch.dtype
     device: torch.device
+    residuals: ResidualFile | None = None
+
+
+def make_residuals(checkpoint: Checkpoint, draft: DraftConfig) -> ResidualFile:
+    """With the 4-bit copy that they belong to. Both are made unless they are kept already."""
+    return load_residuals(checkpoint, load_int4(checkpoint, draft.group_size), draft.group_size)
 
 
 def make_speculation(draft: DraftConfig, target: Target) -> Speculation:
@@ -70,7 +79,8 @@ def _drafter(draft: DraftConfig, target: Target) -> Drafter:
 
 def _self_draft(draft: DraftConfig, target: Target) -> SelfDraft:
     spec = target.checkpoint.spec
-    bank = make_int4_bank(target.checkpoint, draft.group_size, device=target.device)
+    loaded = None if target.residuals is None else target.residuals.copy
+    bank = make_int4_bank(target.checkpoint, draft.group_size, device=target.device, layers=loaded)
     window = None
     if isinstance(target.bank, OffloadedBank):
         experts = spec.moe(spec.moe_layers[0]).router.num_experts

@@ -2,9 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -69,8 +73,8 @@ def _cut(tensors: list[PlannedTensor], shard_bytes: int) -> list[list[PlannedTen
     return shards
 
 
-def safetensors_header(tensors: list[PlannedTensor], metadata: Mapping[str, str]) -> bytes:
-    """What comes before the tensors' bytes."""
+def safetensors_header(tensors: list[PlannedTensor], metadata: Mapping[str, str], *, nbytes: int = 0) -> bytes:
+    """What comes before the tensors' bytes; `nbytes` in all, or more if that does not do."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for tensor in tensors:
@@ -79,8 +83,29 @@ def safetensors_header(tensors: list[PlannedTensor], metadata: Mapping[str, str]
         offset += tensor.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     # Readers map the file, so the data starts on an aligned byte.
-    text += b" " * (-(len(text) + 8) % 64)
+    text += b" " * (max(nbytes - len(text) - 8, 0) or -(len(text) + 8) % 64)
     return len(text).to_bytes(8, "little") + text
+
+
+@contextmanager
+def whole_file(path: Path, need_bytes: int) -> Iterator[BinaryIO]:
+    """A file to be written, which appears as `path` when the block ends well, and not at all otherwise.
+
+    Raises OSError, also if the disk has less than `need_bytes` free before anything is written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path.parent).free
+    if need_bytes > free:
+        raise OSError(f"{need_bytes} bytes are needed on that disk, {free} are free")
+    partial_path = path.with_suffix(f".{os.getpid()}")
+    try:
+        with open(partial_path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial_path.replace(path)
+    finally:
+        partial_path.unlink(missing_ok=True)
 
 
 def tensor_bytes(piece: torch.Tensor, tensor: PlannedTensor) -> memoryview:
