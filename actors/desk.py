@@ -10,7 +10,7 @@ from typing import Literal
 LEASE_S = 5.0
 """How long a replica's question whether it shall end is held back at most; who does not ask again is gone."""
 
-Standing = Literal["starting", "serving", "failed", "ended"]
+Standing = Literal["starting", "serving", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Desk:
 def standing(reports: Mapping[str, Report], replicas: int, before: Standing) -> Standing:
     """Of the whole deployment. It serves once all replicas have; one that fails after that is replaced, and no end."""
     phases = [report.phase for report in reports.values()]
-    if before in ("failed", "ended"):
+    if before == "failed":
         return before
     if before == "starting" and "failed" in phases:
         return "failed"

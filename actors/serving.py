@@ -157,7 +157,7 @@ def _free(plan: ServePlan) -> int:
             return int(door.getsockname()[1])
     except OSError as error:
         where = f"{plan.host}:{plan.port}"
-        raise ConfigError("port", where, f"one to listen on: {error.strerror or error}") from error
+        raise ConfigError("port", where, f"one to listen on: {os.strerror(error.errno or 0)}") from error
 
 
 def _application(make_app: Callable[[], Any], desk: Any, plan: ServePlan) -> Any:

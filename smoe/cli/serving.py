@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import signal
 import socket
 import sys
@@ -161,7 +162,7 @@ def open_door(server: ServerConfig) -> socket.socket:
         return socket.create_server((server.host, server.port), backlog=2048)
     except OSError as error:
         where = f"{server.host}:{server.port}"
-        raise ConfigError("port", where, f"one to listen on: {error.strerror or error}") from error
+        raise ConfigError("port", where, f"one to listen on: {os.strerror(error.errno or 0)}") from error
 
 
 def say_where(name: str, host: str, port: int) -> None:

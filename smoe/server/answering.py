@@ -14,6 +14,7 @@ from smoe.core.request import Delta, Usage
 from smoe.core.sampling import SamplingParams
 from smoe.server.async_engine import Answers, AsyncEngine
 from smoe.server.errors import ApiError
+from smoe.server.health import phase_of
 from smoe.server.replies import Piece, Reply
 from smoe.server.token_text import TokenTexts
 
@@ -156,9 +157,10 @@ def _check(engine: AsyncEngine, delta: Delta) -> None:
     if reason not in _FAULTS:
         return
     why = delta.error or f"the answer ended by {reason}"
-    if reason == "abort" or engine.phase == "failed":
-        code = "aborted" if reason == "abort" else "engine_failed"
-        raise ApiError(503, why, code=code, retry_after_s=1)
+    if reason == "abort":
+        raise ApiError(503, why, code="aborted", retry_after_s=1)
+    if phase_of(engine)[0] == "failed":
+        raise ApiError(503, why, code="engine_failed", retry_after_s=1)
     raise ApiError(500, why, code="numeric_error" if reason == "numeric_error" else "server_error")
 
 
