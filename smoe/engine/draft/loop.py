@@ -34,8 +34,8 @@ class DraftLoop:
         window: DraftWindow | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._decoder, self._kv, self._device = decoder, kv, device
-        self._window, self._clock = window, clock
+        self.decoder, self.kv, self.window = decoder, kv, window
+        self._device, self._clock = device, clock
 
     def run(
         self, spans: Sequence[SpanPlan], limits: Sequence[int], first: Sequence[tuple[Sequence[int], int]]
@@ -50,8 +50,8 @@ class DraftLoop:
         pending = [tuple(ids) for ids, _ in first]
         pasts = [past for _, past in first]
         active = [i for i, limit in enumerate(limits) if limit > 0]
-        if active and self._window is not None:
-            self._window.begin(max(limits))
+        if active and self.window is not None:
+            self.window.begin(max(limits))
         while active:
             began = self._clock()
             rows_MV, best_M = on_host(self._forward(spans, active, pending, pasts))
@@ -67,10 +67,10 @@ class DraftLoop:
                 if len(tokens[i]) < limits[i]:
                     still.append(i)
             active = still
-            if self._window is not None:
-                self._window.after_step(self._clock() - began)
-        if self._window is not None and any(limits):
-            self._window.before_verify()
+            if self.window is not None:
+                self.window.after_step(self._clock() - began)
+        if self.window is not None and any(limits):
+            self.window.before_verify()
         return Proposal(tuple(map(tuple, tokens)), tuple(map(tuple, mass)))
 
     def fill(self, span: SpanPlan, token_ids: Sequence[int], past: int) -> None:
@@ -85,7 +85,7 @@ class DraftLoop:
             prompt_lens=[spans[i].prompt_len for i in active],
             device=self._device,
         )
-        return self._decoder.forward(batch, self._kv)
+        return self.decoder.forward(batch, self.kv)
 
     def _guess(self, span: SpanPlan, place: int, row_V: Array, best: int) -> tuple[int, Array | None] | None:
         params, index = span.sample, span.sample_index + place

@@ -6,6 +6,7 @@ from smoe.core.step import SpanPlan
 from smoe.engine.draft.loop import DraftLoop
 from smoe.engine.draft.protocol import Proposal
 from smoe.offload.draft_bank import Int4Bank
+from smoe.offload.drafting import DraftWindow
 
 
 class SelfDraft:
@@ -14,10 +15,14 @@ class SelfDraft:
     """
 
     def __init__(self, loop: DraftLoop, bank: Int4Bank) -> None:
-        self._loop, self._bank = loop, bank
+        self.loop, self.bank = loop, bank
+
+    def use(self, window: DraftWindow) -> None:
+        """From the next proposal on: what its routing does."""
+        self.loop.window, self.bank.routed = window, window.routed
 
     def propose(self, spans: Sequence[SpanPlan], known: Sequence[Sequence[int]], limits: Sequence[int]) -> Proposal:
-        return self._loop.run(spans, limits, [(span.token_ids, span.past) for span in spans])
+        return self.loop.run(spans, limits, [(span.token_ids, span.past) for span in spans])
 
     def accepted(self, spans: Sequence[SpanPlan], counts: Sequence[int]) -> None:
         return
@@ -26,4 +31,4 @@ class SelfDraft:
         return
 
     def close(self) -> None:
-        self._bank.close()
+        self.bank.close()

@@ -54,9 +54,13 @@ class Speculation:
         self._experts, self._seen = experts, ExpertStats()
         self._known: dict[str, list[int]] = {}
 
-    def use(self, pace: Pace) -> None:
-        """From the next window on."""
-        self._pace = pace
+    @property
+    def drafter(self) -> Drafter:
+        return self._drafter
+
+    def use(self, pace: Pace, drafter: Drafter | None = None) -> None:
+        """From the next window on. A `drafter` that is given up is not closed."""
+        self._pace, self._drafter = pace, drafter or self._drafter
 
     def open(self, plan: StepPlan) -> Window:
         """Drafts for the spans that may be answered by more than one token."""
