@@ -43,9 +43,10 @@ class Prefetcher(Protocol):
         ...
 
     def prefetch(self, keys: Sequence[Key]) -> int:
-        """`keys`, distinct, of each layer the most wanted first, replace those of the call before: marks resident ones
-        as used, begins transfers of the others, those of the nearest layer first, and takes back transfers that have
-        not begun and are not wanted any more. Never evicts one of `keys`. Returns the bytes newly asked for."""
+        """`keys`, distinct, of each layer the most wanted first, replace those of the call before: takes in what has
+        arrived, marks resident ones as used, begins transfers of the others, those of the nearest layer first, and
+        takes back transfers that have not begun and are not wanted any more. Never evicts one of `keys`. Returns the
+        bytes newly asked for."""
         ...
 
     def poll(self) -> None:

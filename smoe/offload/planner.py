@@ -21,7 +21,8 @@ The order of calls is the contract; with transfers that arrive at once it gives 
 
 Between forwards a draft may say what the next one will ask for, as often as it likes:
 
-    every background transfer that has arrived: planner.arrived(view), or planner.failed(view);  begin(planner.more())
+    every background transfer that has arrived: planner.arrived(view), or planner.failed(view)
+    if it says nothing new: begin(planner.more()); else:
     for view in planner.foretell(keys): if its transfer has not started, cancel it and planner.cancelled(view)
     begin(planner.start())
 

@@ -28,7 +28,8 @@ def make_window(
 
 
 class Counting:
-    """Counts what is drafted; subclasses say when that is planned and begun."""
+    """Counts what is drafted; subclasses say when that is planned and begun. Where it is planned, more of the plan
+    before is not begun any more: its transfers would be taken back, or be in the way."""
 
     def __init__(self, prefetcher: Prefetcher, counts: DraftCounts) -> None:
         self._prefetcher, self._counts = prefetcher, counts
@@ -43,14 +44,23 @@ class Counting:
 
     def after_step(self, seconds: float) -> None:
         self._completed += 1
-        self._prefetcher.poll()
+        if self._due(seconds):
+            self._submitted(*self._submit())
+        else:
+            self._prefetcher.poll()
 
     def before_verify(self) -> None:
         self._prefetcher.poll()
         self._counts.clear()
 
-    def _submit(self) -> tuple[int, bool]:
+    def _due(self, seconds: float) -> bool:
+        """Whether to plan after the step that took `seconds`."""
+        return False
+
+    def _submitted(self, nbytes: int, full: bool) -> None:
         """Bytes newly under way, and whether the plan is full."""
+
+    def _submit(self) -> tuple[int, bool]:
         prefetcher = self._prefetcher
         resident = prefetcher.resident() if self._counts.needs_residents else ()
         keys, full = self._counts.plan(prefetcher.slots_a_layer, resident)
@@ -64,19 +74,18 @@ class Idle(Counting):
 class Early(Counting):
     """After the first token."""
 
-    def after_step(self, seconds: float) -> None:
-        super().after_step(seconds)
-        if self._completed == 1:
-            self._submit()
+    def _due(self, seconds: float) -> bool:
+        return self._completed == 1
 
 
 class Late(Counting):
     """When all is drafted, before verification."""
 
     def before_verify(self) -> None:
-        self._prefetcher.poll()
         if self._completed:
             self._submit()
+        else:
+            self._prefetcher.poll()
         self._counts.clear()
 
 
@@ -87,10 +96,8 @@ class Fixed(Counting):
         super().begin(steps)
         self._at = {max(1, math.floor(share * steps)) for share in FIXED_SHARES}
 
-    def after_step(self, seconds: float) -> None:
-        super().after_step(seconds)
-        if self._completed in self._at:
-            self._submit()
+    def _due(self, seconds: float) -> bool:
+        return self._completed in self._at
 
 
 class Phase(Enum):
@@ -113,15 +120,16 @@ class Adaptive(Counting):
         super().begin(steps)
         self.phase, self.boundary = Phase.COLD_START, max(1, math.floor(FIRST_SHARE * steps))
 
-    def after_step(self, seconds: float) -> None:
-        super().after_step(seconds)
+    def _due(self, seconds: float) -> bool:
         self._step_s = KEPT * self._step_s + (1 - KEPT) * seconds
         if self.phase is Phase.CLEANUP or self._completed < self.boundary:
-            return
+            return False
         if self._completed >= self._steps:
             self.phase = Phase.CLEANUP
-            return
-        nbytes, full = self._submit()
+            return False
+        return True
+
+    def _submitted(self, nbytes: int, full: bool) -> None:
         drained_s = nbytes / self._prefetcher.bytes_per_second
         self.boundary = min(self._steps, self._completed + max(1, math.ceil(drained_s / self._step_s)))
         self.phase = Phase.CLEANUP if full or self.boundary == self._steps else Phase.PREFETCH_OVERLAP
