@@ -4,13 +4,13 @@ Nothing is counted here: every value is read when it is asked for. Labels have f
 server: outcomes, links, decoder layers, devices, HTTP status codes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from smoe.core.stats import EngineStats
+from smoe.metrics.engine_series import COUNTERS, GAUGES, LABELLED
 from smoe.metrics.histogram import Histogram
 from smoe.metrics.request_meter import RequestMeter
 
@@ -31,153 +31,6 @@ class ServerState:
     engine: EngineStats | None
     moe_layers: Sequence[int] = ()
     replica: str | None = None
-
-
-class _Plain(NamedTuple):
-    name: str
-    text: str
-    read: Callable[[EngineStats], float]
-
-
-class _Labelled(NamedTuple):
-    name: str
-    text: str
-    label: str
-    read: Callable[[EngineStats], Mapping[str, float]]
-
-
-_GAUGES = (
-    _Plain("num_requests_running", "Requests that take part in steps.", lambda s: s.running),
-    _Plain("num_requests_waiting", "Requests that wait for room.", lambda s: s.waiting),
-    _Plain(
-        "kv_cache_usage_perc",
-        "Share of the KV cache's rows in use; 1 is all of them.",
-        lambda s: s.kv_rows_used / max(1, s.kv_rows_total),
-    ),
-    _Plain("kv_cache_rows", "Rows that the KV cache has.", lambda s: s.kv_rows_total),
-    _Plain(
-        "expert_memory_budget_bytes",
-        "What expert slots and host memory together may take; 0 when all experts are resident.",
-        lambda s: s.experts.budget_bytes,
-    ),
-    _Plain("expert_memory_peak_bytes", "The most of that budget ever in use.", lambda s: s.experts.peak_bytes),
-    _Plain("resident_memory_bytes", "Physical memory of all processes of the engine.", lambda s: s.rss_bytes),
-    _Plain(
-        "peak_resident_memory_bytes", "The most physical memory of each of them, added up.", lambda s: s.peak_rss_bytes
-    ),
-)
-_COUNTERS = (
-    _Plain("prompt_tokens", "Prompt tokens computed, again after a restart.", lambda s: s.prompt_tokens),
-    _Plain("generation_tokens", "Tokens generated.", lambda s: s.generated_tokens),
-    _Plain("engine_steps", "Steps of the engine.", lambda s: s.steps),
-    _Plain("expert_evictions", "Experts evicted from their slots.", lambda s: s.experts.evictions),
-    _Plain(
-        "expert_compulsory_misses",
-        "Those cold misses whose expert had never been brought in before.",
-        lambda s: s.experts.compulsory_misses,
-    ),
-    _Plain(
-        "expert_computed_in_place",
-        "Late or missed uses computed where the expert is, without a slot.",
-        lambda s: s.experts.computed_in_place,
-    ),
-    _Plain("expert_computed_in_place_rows", "Rows of those uses.", lambda s: s.experts.computed_in_place_rows),
-    _Plain("expert_prefetch_issued", "Prefetches begun.", lambda s: s.experts.prefetched),
-    _Plain("expert_prefetch_used", "Prefetches asked for when they had arrived.", lambda s: s.experts.prefetch_used),
-    _Plain(
-        "expert_prefetch_wasted",
-        "Prefetches evicted, cancelled or failed without having been asked for.",
-        lambda s: s.experts.wasted,
-    ),
-    _Plain(
-        "expert_prefetch_cancelled",
-        "Prefetches and admissions taken back before they were read.",
-        lambda s: s.experts.cancelled,
-    ),
-    _Plain(
-        "expert_prefetch_pauses",
-        "Times that prefetching into a layer stopped itself because it did not pay.",
-        lambda s: s.experts.prefetch_pauses,
-    ),
-    _Plain("expert_admissions", "Transfers begun by background admission.", lambda s: s.experts.admitted),
-    _Plain("expert_bytes", "Bytes of experts that came into slots.", lambda s: s.experts.bytes_moved),
-    _Plain("expert_wait_seconds", "Time that layers waited for experts.", lambda s: s.experts.wait_s),
-    _Plain("expert_transfer_seconds", "Time with a transfer of experts under way.", lambda s: s.experts.transfer_s),
-    _Plain(
-        "substituted_slots",
-        "Router choices computed by another expert than the router's.",
-        lambda s: s.experts.substituted,
-    ),
-    _Plain(
-        "substituted_mass",
-        "Router weight of those choices, 1 being all of a row.",
-        lambda s: s.experts.substituted_mass,
-    ),
-    _Plain("routed_choices", "Router choices: rows times experts of each.", lambda s: s.routing.choices),
-    _Plain(
-        "local_choices",
-        "Router choices whose expert is on the device of their row; over routed_choices: local activation rate.",
-        lambda s: s.routing.local,
-    ),
-    _Plain("exchanges", "Collectives between devices, over all devices.", lambda s: s.traffic.calls),
-    _Plain(
-        "exchange_seconds",
-        "Time of devices in exchanges, waiting for each other included, over all devices.",
-        lambda s: s.traffic.busy_s,
-    ),
-    _Plain("spec_decode_num_drafts", "Steps in which tokens were drafted.", lambda s: s.draft.windows),
-    _Plain("spec_decode_num_draft_tokens", "Tokens drafted.", lambda s: s.draft.drafted),
-    _Plain("spec_decode_num_accepted_tokens", "Drafted tokens that the model kept.", lambda s: s.draft.accepted),
-    _Plain(
-        "spec_decode_pauses", "Times that drafting stopped itself because it did not pay.", lambda s: s.draft.pauses
-    ),
-    _Plain("spec_decode_draft_seconds", "Time of drafting.", lambda s: s.draft.draft_s),
-    _Plain("spec_decode_verify_seconds", "Time of the rest of steps with drafts.", lambda s: s.draft.verify_s),
-)
-_LABELLED = (
-    _Labelled(
-        "expert_uses",
-        "Uses of an expert by a layer of a forward: it was resident (hit), its prefetch had not arrived (late), it was"
-        " missing (cold_miss), or evicted during this same forward (collision_miss).",
-        "outcome",
-        lambda s: {
-            "hit": s.experts.hits,
-            "late": s.experts.late,
-            "cold_miss": s.experts.cold_misses,
-            "collision_miss": s.experts.collision_misses,
-        },
-    ),
-    _Labelled(
-        "link_transfers",
-        "Transfers of experts from disk to memory (disk) and from host memory to slots (host).",
-        "link",
-        lambda s: {"disk": s.experts.disk_transfers, "host": s.experts.host_transfers},
-    ),
-    _Labelled(
-        "link_bytes",
-        "Bytes of experts over disk and host, and of exchanges between devices of one host (devices) and of several"
-        " (network).",
-        "link",
-        lambda s: {
-            "disk": s.experts.disk_bytes,
-            "host": s.experts.host_bytes,
-            "devices": s.traffic.host_bytes,
-            "network": s.traffic.network_bytes,
-        },
-    ),
-    _Labelled(
-        "link_busy_seconds",
-        "Time in which a link carried experts.",
-        "link",
-        lambda s: {"disk": s.experts.disk_s, "host": s.experts.host_s},
-    ),
-    _Labelled(
-        "device_choices",
-        "Router choices sent to each device, whose experts they are.",
-        "device",
-        lambda s: {str(device): count for device, count in enumerate(s.routing.by_device)},
-    ),
-)
 
 
 def families(state: ServerState) -> Iterator[Metric]:
@@ -215,11 +68,11 @@ def _of_requests(meter: RequestMeter) -> Iterator[Metric]:
 
 
 def _of_engine(stats: EngineStats, moe_layers: Sequence[int]) -> Iterator[Metric]:
-    for each in _GAUGES:
+    for each in GAUGES:
         yield GaugeMetricFamily(PREFIX + each.name, each.text, value=each.read(stats))
-    for each in _COUNTERS:
+    for each in COUNTERS:
         yield CounterMetricFamily(PREFIX + each.name, each.text, value=each.read(stats))
-    for labelled in _LABELLED:
+    for labelled in LABELLED:
         yield _counter(labelled.name, labelled.text, labelled.label, labelled.read(stats))
     balance = {
         str(layer): len(load) * max(load) / sum(load)
