@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from smoe.cli import bench_comm, bench_quality, bench_regroup, bench_slo, bench_speculation, options
+from smoe.cli import (
+    bench_comm,
+    bench_compare,
+    bench_quality,
+    bench_regroup,
+    bench_slo,
+    bench_speculation,
+    bench_throughput,
+    options,
+)
 from smoe.cli.progress import Progress
 
 NAME = "bench"
@@ -78,8 +87,10 @@ def offload_command(
 app.command("comm", epilog=bench_comm.EXAMPLE)(bench_comm.command)
 app.command("quality", epilog=bench_quality.EXAMPLE)(bench_quality.command)
 app.command("regroup", epilog=bench_regroup.EXAMPLE)(bench_regroup.command)
+app.command("compare", epilog=bench_compare.EXAMPLE)(bench_compare.command)
 app.command("slo", epilog=bench_slo.EXAMPLE)(bench_slo.command)
 app.command("speculation", epilog=bench_speculation.EXAMPLE)(bench_speculation.command)
+app.command("throughput", epilog=bench_throughput.EXAMPLE)(bench_throughput.command)
 
 
 @app.command("cache", epilog=CACHE_EXAMPLE)

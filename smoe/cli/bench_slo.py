@@ -122,7 +122,8 @@ def command(
     from smoe.bench.slo.client import Target
     from smoe.bench.slo.corpus import corpus
     from smoe.bench.slo.plot import plot
-    from smoe.bench.slo.run import result_of, search, sweep, write_requests
+    from smoe.bench.slo.raw import write_raw
+    from smoe.bench.slo.run import headline, result_of, search, sweep
     from smoe.bench.slo.study import Study
     from smoe.bench.slo.table import one_line, print_points
 
@@ -178,11 +179,10 @@ def command(
     }
     result = result_of(study, points, share, config)
     print_points(points)
-    print_figures(result.summary, "slo")
+    print_figures(headline(study, points, share), "slo")
     print(result.write(out))
-    print(write_requests(points, out / "slo.requests.jsonl.gz"))
     title = f"{card.name} by {server.described}; {workload or 'made-up lengths'}, {asked.num_requests} requests a run"
-    for path in plot(points, slo, 100 * share, out, title):
+    for path in (*write_raw(points, out), *plot(points, slo, 100 * share, out, title)):
         print(path)
 
 

@@ -49,6 +49,7 @@ SURFACE = {
     "doctor": ["--dir", "--help", "--json"],
     "bench cache": ["--help", "--in-process", "--out", "--quick", "--trace"],
     "bench comm": ["--cache", "--help", "--out", "--quick", "--skip-actors"],
+    "bench compare": ["--help", "--json", "A.json", "B.json"],
     "bench decode": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
     "bench offload": ["--cache", "--help", "--out", "--policies", "--quick", "--skip-peers"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
@@ -63,6 +64,14 @@ SURFACE = {
         ]
     ),
     "bench speculation": ["--cache", "--help", "--out", "--quick"],
+    "bench throughput": sorted(
+        [
+            *("--batch", "--data-parallel-size", "--draft", "--draft-tokens", "--dtype", "--expert-link"),
+            *("--expert-memory", "--expert-policy", "--expert-tier", "--help", "--in-process", "--input-len"),
+            *("--max-num-batched-tokens", "--model", "--out", "--output-len", "--placement", "--prompts", "--repeats"),
+            *("--rounds", "--schedule", "--seed", "--tensor-parallel-size", "--threads", "[CONFIG.yaml]"),
+        ]
+    ),
     "convert inflate": ["--dtype", "--expert-ffn", "--help", "--hidden", "--model", "--out", "--seed"],
     "profile depth": [
         *("--draft", "--draft-group-size", "--draft-residual", "--dtype", "--expert-link", "--expert-memory"),

@@ -53,6 +53,7 @@ def _load(points: Sequence[Sequence[Point]], slo: Slo, percent: float, path: Pat
 
 def _cdfs(points: Sequence[Sequence[Point]], slo: Slo, path: Path, title: str) -> Path:
     from matplotlib import pyplot
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     figure, panels = pyplot.subplots(1, len(_CDFS), figsize=(13, 4), layout="constrained", sharey=True)
     colors = pyplot.get_cmap("viridis")
@@ -64,14 +65,20 @@ def _cdfs(points: Sequence[Sequence[Point]], slo: Slo, path: Path, title: str) -
             if values:
                 shares = [100 * (i + 1) / len(values) for i in range(len(values))]
                 color = colors(index / max(1, len(points) - 1) * 0.9)
-                axes.step(values, shares, where="post", color=color, label=str(runs[0].offered))
+                axes.step(
+                    values, shares, where="post", color=color, label=str(runs[0].offered) if axes is panels[0] else None
+                )
         if name in limits:
             axes.axvline(
                 limits[name], color="red", linestyle="--", linewidth=1, label=f"objective: {limits[name]:g} ms"
             )
         axes.set(xlabel=f"{label}, ms", xscale="log", ylim=(0, 101))
-        axes.grid(alpha=0.3, which="both")
-        axes.legend(fontsize=8)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
     panels[0].set(ylabel="% of answered requests")
     return save(figure, path, title)
 

@@ -1,9 +1,6 @@
 """`smoe bench slo`: how many requests a second a server bears while a share of them meets the objectives."""
 
-import gzip
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 
 from smoe.bench.result import Figure, Result
@@ -39,27 +36,22 @@ def search(study: Study, share: float, start: float, tolerance: float, on_point:
     return sorted(points, key=lambda runs: runs[0].offered.rate or 0.0)
 
 
+def headline(study: Study, points: Sequence[Sequence[Point]], share: float) -> list[Figure]:
+    """The highest rate that held and what it was like; how late the client was."""
+    return [*_best_figures(study, points, best_of(study, points, share), share), _lateness(points)]
+
+
 def result_of(study: Study, points: Sequence[Sequence[Point]], share: float, config: Mapping[str, object]) -> Result:
+    """The headline, figures of each load, and under `points` what vLLM's serving benchmark would say of each run."""
     result = Result(name=NAME, config=dict(config))
-    best = best_of(study, points, share)
-    for figure in _best_figures(study, points, best, share):
+    for figure in (*headline(study, points, share), *(f for runs in points for f in _point_figures(study, runs))):
         result.add(figure)
-    for runs in points:
-        for figure in _point_figures(study, runs):
-            result.add(figure)
-    result.add(_lateness(points))
-    result.samples["points"] = [
-        {
-            "rate": point.offered.rate,
-            "concurrency": point.offered.concurrency,
-            "repeat": point.repeat,
-            **point.figures,
-            "timeline": point.timeline,
-        }
-        for runs in points
-        for point in runs
-    ]
+    result.samples["points"] = [{**key_of(point), **point.figures} for runs in points for point in runs]
     return result
+
+
+def key_of(point: Point) -> dict[str, object]:
+    return {"rate": point.offered.rate, "concurrency": point.offered.concurrency, "repeat": point.repeat}
 
 
 def best_of(study: Study, points: Sequence[Sequence[Point]], share: float) -> Sequence[Point] | None:
@@ -70,31 +62,6 @@ def best_of(study: Study, points: Sequence[Sequence[Point]], share: float) -> Se
             break
         best = runs
     return best
-
-
-def write_requests(points: Sequence[Sequence[Point]], path: Path) -> Path:
-    """Every request's raw times, a JSON object a line; seconds since the run began."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        for point in (point for runs in points for point in runs):
-            begun = point.load.begun_s
-            for record in point.load.records:
-                line = {
-                    "rate": point.offered.rate,
-                    "concurrency": point.offered.concurrency,
-                    "repeat": point.repeat,
-                    "request_id": record.request_id,
-                    "scheduled_s": round(record.scheduled_s - begun, 6),
-                    "sent_s": round(record.sent_s - begun, 6),
-                    "prompt_tokens": record.prompt_tokens,
-                    "output_tokens": record.output_tokens,
-                    "chunk_s": [round(at - begun, 6) for at in record.chunk_s],
-                    "chunk_tokens": record.chunk_tokens,
-                    "error": record.error,
-                    "status": record.status,
-                }
-                file.write(json.dumps(line) + "\n")
-    return path
 
 
 def _best_figures(
