@@ -31,10 +31,10 @@ class HandClock:
 
 
 class Caller:
-    """One request as the toy has it: headers in lower case, the decoded body, and ways to answer in pieces."""
+    """One request as the toy has it: path, headers in lower case, the decoded body, and ways to answer in pieces."""
 
-    def __init__(self, headers: dict[str, str], body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        self.headers, self.body, self._writer = headers, body, writer
+    def __init__(self, path: str, headers: dict[str, str], body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.path, self.headers, self.body, self._writer = path, headers, body, writer
 
     async def head(self, status: str = "200 OK", kind: str = "text/event-stream", extra: str = "") -> None:
         """Without a length: the answer ends with the connection."""
@@ -65,7 +65,7 @@ async def toy_server(play: Callable[[Caller], Awaitable[None]]) -> AsyncIterator
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:]) if name}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
-        await play(Caller(headers, json.loads(body or b"{}"), writer))
+        await play(Caller(head[0].split()[1], headers, json.loads(body or b"{}"), writer))
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

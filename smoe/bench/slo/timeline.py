@@ -28,20 +28,22 @@ class Timeline:
         self.samples: list[Sample] = []
 
     async def _watch(self, target: Target, clock: Clock, every_s: float) -> None:
-        """Until cancelled, or until the server shows that it has no such page."""
+        """Until cancelled, or until the server shows that it has no such page. A moment at which it is too busy to
+        answer has no sample."""
         begun = clock.now_s()
         async with aiohttp.ClientSession(headers=target.headers, timeout=aiohttp.ClientTimeout(total=10)) as session:
             for tick in range(10**9):
                 await clock.sleep_until(begun + tick * every_s)
                 try:
                     async with session.get(f"{target.root}/metrics") as response:
-                        if response.status == 404:
-                            return
                         text, status = await response.text(), response.status
                 except (aiohttp.ClientError, OSError, TimeoutError):
-                    continue  # a server too busy to say: there is no sample of this moment
-                if status == 200:
-                    self.samples.append({"at_s": round(clock.now_s() - begun, 4), **read_series(text)})
+                    continue
+                series = read_series(text) if status == 200 else None
+                if status == 404 or series == {}:
+                    return
+                if series is not None:
+                    self.samples.append({"at_s": round(clock.now_s() - begun, 4), **series})
 
 
 @asynccontextmanager
@@ -57,8 +59,11 @@ async def watched(target: Target, clock: Clock, every_s: float) -> AsyncIterator
 
 
 def read_series(text: str) -> dict[str, float]:
-    """From Prometheus' text format."""
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    """From Prometheus' text format; nothing of a page that is not in it, or is of something else."""
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except ValueError:
+        return {}
     found: dict[str, float] = {}
     for short, sources in SERIES.items():
         for name, outcome in sources:
