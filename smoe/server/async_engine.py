@@ -85,8 +85,8 @@ class AsyncEngine:
         return self._moe_layers
 
     def health(self) -> EngineHealth | None:
-        """Of the engine; None while there is none."""
-        if self._client is None or self.phase == "closed":
+        """Of the engine; None while there is none, and when it has ended."""
+        if self._client is None or self.phase in ("failed", "closed"):
             return None
         return self._client.health()
 

@@ -194,6 +194,8 @@ class ToldClient:
         return self.told
 
     def health(self) -> EngineHealth:
+        if self.closed:
+            raise RuntimeError("the engine has been shut down")
         return self.phase
 
     def shutdown(self) -> None:
@@ -257,6 +259,10 @@ def test_health_says_degraded_and_failed_and_metrics_say_it_too() -> None:
         while engine.phase == "running":  # the thread that polls sees it too
             await asyncio.sleep(0)
         assert engine.failure == "the engine has failed: the shards died 4 times"
+        await engine.close()
+        assert client.closed
+        answer = await http.get("/health")  # as long as somebody still listens
+        assert (answer.status_code, answer.json()["status"]) == (503, "failed")
 
     told(body, client)
     assert client.closed
