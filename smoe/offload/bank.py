@@ -170,6 +170,10 @@ class OffloadedBank:
             raise
         return moe_combine(pairs_TKD, ids_TK, weights_TK, x_TD.dtype, residual=residual_TD)
 
+    def compute_hits_first(self, first: bool) -> None:
+        """From the next pass on; by default they are (see Waves)."""
+        self._waves.hits_first = first
+
     @property
     def slots_a_layer(self) -> int:
         return self._residency.num_slots // len(self._layers)

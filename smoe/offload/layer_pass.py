@@ -54,6 +54,11 @@ class LayerPass:
         """Whether an arrival is one of this pass."""
         return view in self._expected
 
+    @property
+    def awaited(self) -> int:
+        """Views of this pass that are under way."""
+        return len(self._expected)
+
     def arrived(self, view: View) -> None:
         """The bytes of an issued view are in its slot; it is pinned now."""
         self._residency.commit(view)

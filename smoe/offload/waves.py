@@ -21,7 +21,11 @@ from smoe.offload.store import Store
 
 
 class Waves:
-    """`measured`, if given, hears what computing and fetching take. The rest as OffloadedBank has it."""
+    """`measured`, if given, hears what computing and fetching take. The rest as OffloadedBank has it.
+
+    Without `hits_first` nothing is computed before the misses that have slots have come: what computing hides else is
+    then waited for.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class Waves:
         self._flow, self._residency, self._outputs, self._store = flow, residency, outputs, store
         self._measured, self._in_place, self._copies, self._beside = measured, in_place, copies, beside
         self._link_seen = store.stats()
+        self.hits_first = True
 
     def run(self, run: PlannedPass, x_TD: torch.Tensor, ids_TK: torch.Tensor) -> torch.Tensor:
         """What each expert gives each row, [T, K, D] f32: valid until the next pass."""
@@ -45,10 +50,16 @@ class Waves:
         flow, beside = self._flow, None
         if run.in_place and self._beside is not None:
             beside = self._beside.begin(lambda: self._compute_in_place(run, x_TD, ids, pairs_TKD))
+        held: list[View] = []
         try:
+            while run.awaited and not self.hits_first:
+                held += flow.take(run)
             if run.hits:
                 self._compute(x_TD, ids, run.hits, pairs_TKD)
             flow.begin(run.retire_hits())
+            if held:
+                self._compute(x_TD, ids, held, pairs_TKD)
+                flow.begin(run.retire(held))
             if run.in_place and beside is None:
                 self._computed_in_place(run, *self._compute_in_place(run, x_TD, ids, pairs_TKD))
             while run.unfinished:

@@ -9,6 +9,7 @@ import torch
 import smoe.offload.files
 import smoe.offload.outputs
 from smoe.core.errors import StoreError
+from tests.offload.stores import InstantStore
 from tests.offload.support import ExpertFiles, apply, random_calls
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -35,6 +36,33 @@ def assert_same_bits(files, dtype, bank, rows=ROWS, seed=0):
 @pytest.mark.parametrize("slots", range(1, 8))
 def test_bits_equal_resident_for_every_capacity(files, dtype, slots):
     assert_same_bits(files, dtype, files.offloaded(dtype, slots))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4, 6])
+def test_bits_equal_when_nothing_is_computed_before_misses_have_come(files, slots):
+    bank = files.offloaded(torch.float32, slots)
+    bank.compute_hits_first(False)
+    assert_same_bits(files, torch.float32, bank)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_hits_are_computed_before_misses_are_waited_for_unless_told_otherwise(files, monkeypatch, first):
+    bank = files.offloaded(torch.float32, 6, over=InstantStore())
+    bank.compute_hits_first(first)
+    x_TD, weights_TK = torch.ones(1, files.hidden), torch.full((1, 3), 1 / 3)
+    layer, events = files.moe_layers[0], []
+    take, compute = bank._flow.take, bank._outputs.compute
+    bank.apply(layer, x_TD, torch.tensor([[0, 1, 2]], dtype=torch.int32), weights_TK, x_TD)
+    monkeypatch.setattr(bank._flow, "take", lambda run: events.append("take") or take(run))
+    monkeypatch.setattr(
+        bank._outputs,
+        "compute",
+        lambda x, ids, views, out: events.append(sorted(v.expert for v in views)) or compute(x, ids, views, out),
+    )
+    bank.apply(layer, x_TD, torch.tensor([[0, 1, 5]], dtype=torch.int32), weights_TK, x_TD)
+    assert events == ([[0, 1], "take", [5]] if first else ["take", [0, 1], [5]])
+    bank.check_integrity()
+    bank.close()
 
 
 @pytest.mark.parametrize(("slots", "extra"), [(1, 1), (1, 4), (2, 5), (3, 2)])
