@@ -43,7 +43,7 @@ class ApiError(Exception):
 
 
 def of_request(error: RequestError) -> ApiError:
-    param = "prompt" if error.field == "prompt_token_ids" else error.field
+    param = "prompt" if error.field.startswith("prompt") else error.field
     return ApiError(400, str(error), param=param, code="invalid_value")
 
 
