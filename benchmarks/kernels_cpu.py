@@ -26,6 +26,8 @@ from smoe.kernels import (
     native,
     topk_softmax,
 )
+from smoe.kernels.int4 import quantise
+from smoe.kernels.residual import decode_into, encode
 
 BF16 = torch.bfloat16
 Case = tuple[Callable[[int], object], float]  # called with a running number; bytes or operations a call
@@ -101,6 +103,28 @@ def weights_read_once(seconds: float, threads: int) -> None:
             "Linear": (lambda i, layers=layers: layers[i % len(layers)](x), size),  # type: ignore[misc]
         }
         report(f"Linear 1 x {dim} -> {outputs} bf16, {threads} threads", cases, "stream", "GB/s", 1e9, seconds)
+
+
+def rebuilt(seconds: float) -> None:
+    """An expert from its 4-bit copy and its residual, on one thread: bound by reading those and writing it, as a copy
+    of the expert is by reading and writing it."""
+    rows, columns, group_size, num = 3072, 2048, 64, 8
+    weight = (torch.randn(rows, columns) / 45).to(BF16)
+    copy = quantise(weight, group_size)
+    content = encode(weight, *copy, group_size).content
+    copies = [tuple(part.clone() for part in copy) for _ in range(num)]
+    kept = alloc_huge(num * len(content)).view(num, -1)
+    kept.copy_(content)
+    source, slots = (alloc_huge(num * weight.nbytes).view(num, -1) for _ in range(2))
+    source.copy_(weight.view(torch.uint8).view(-1))
+    out = [slot.view(BF16).view(rows, columns) for slot in slots]
+    cases: dict[str, Case] = {
+        "copy": (lambda i: slots[i % num].copy_(source[(i + 3) % num]), weight.nbytes),
+        "rebuild": (lambda i: decode_into(out[i % num], kept[i % num], *copies[i % num], group_size), weight.nbytes),
+    }
+    share = len(content) / weight.nbytes
+    title = f"expert of {weight.nbytes / 1e6:.1f} MB bf16 from its 4-bit copy and {share:.1%} of its bytes, 1 thread"
+    report(title, cases, "copy", "GB/s", 1e9, seconds)
 
 
 def products(seconds: float, threads: int) -> None:
@@ -204,6 +228,8 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, "
           f"torch {torch.__version__}, kernels {native.describe()}")  # fmt: skip
     torch.manual_seed(0)
+    torch.set_num_threads(1)
+    rebuilt(args.seconds)
     for threads in sorted(set(args.threads)):
         torch.set_num_threads(threads)
         small_layer(args.seconds, threads)
