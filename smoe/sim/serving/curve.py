@@ -1,7 +1,7 @@
 """The share of requests within an SLO over the rate at which they come, and the highest rate that still serves a given
 share. Nothing of it is measured: every result says so."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,8 @@ from smoe.metrics.search import Search, highest_rate
 from smoe.metrics.slo import Slo, summarise
 from smoe.sched.scheduler import Scheduler
 from smoe.sim.serving.cost import StepCost
-from smoe.sim.serving.serve import Served, check, serve
-from smoe.workload.arrivals import ArrivalProcess
-from smoe.workload.plan import Plan, timed
-
-DEFAULT_PERCENT = 99.0
+from smoe.sim.serving.serve import Served, serve
+from smoe.workload.demand import Demand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +41,10 @@ class Engine:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """`plan`'s requests, at the times of `process` at whatever rate; `seed` is of both and of what drafts get right."""
-
-    plan: Plan
-    process: ArrivalProcess
-    slo: Slo
-    seed: int = 0
-
-
-def serve_at(engine: Engine, offered: Offered, rate: float | None) -> Served:
-    """Raises ConfigError."""
-    plan = timed(offered.plan, offered.process, rate, offered.seed)
-    return serve(plan.arrivals, engine.scheduler(), engine.make_cost(), accept=engine.accept, seed=offered.seed)
+def serve_at(engine: Engine, demand: Demand, rate: float | None) -> Served:
+    """At `rate` requests a second; None is a trace's own. Raises ConfigError."""
+    arrivals = demand.plan(rate).arrivals
+    return serve(arrivals, engine.scheduler(), engine.make_cost(), accept=engine.accept, seed=demand.seed)
 
 
 def figures(served: Served, slo: Slo, rate: float | None) -> dict[str, Any]:
@@ -72,30 +59,16 @@ def figures(served: Served, slo: Slo, rate: float | None) -> dict[str, Any]:
     }
 
 
-def curve(
-    engine: Engine, offered: Offered, rates: Iterable[float | None], on_rate: Callable[[], None] = lambda: None
-) -> list[dict[str, Any]]:
-    found = []
-    for rate in rates:
-        found.append(figures(serve_at(engine, offered, rate), offered.slo, rate))
-        on_rate()
-    return found
-
-
 def highest(
-    engine: Engine, offered: Offered, *, percent: float = DEFAULT_PERCENT, start: float = 1.0, tolerance: float = 0.02
+    engine: Engine, demand: Demand, slo: Slo, *, share: float, start: float = 1.0, tolerance: float = 0.05
 ) -> tuple[Search, list[dict[str, Any]]]:
-    """The highest rate at which `percent` of the requests meet the SLO, and the figures of every rate that was tried.
-
-    Raises ConfigError where that depends on no rate: of requests at a trace's own times.
-    """
-    if not 0 < percent <= 100:
-        raise ConfigError("percent", percent, "above 0 up to 100")
-    check(offered.plan.arrivals, engine.scheduler())
+    """The highest rate at which `share` of the requests meet the SLO, and the figures of every rate that was tried, in
+    ascending order."""
     tried: list[dict[str, Any]] = []
 
     def holds(rate: float) -> bool:
-        tried.append(figures(serve_at(engine, offered, rate), offered.slo, rate))
-        return bool(tried[-1]["slo_attainment"] >= percent / 100)
+        tried.append(figures(serve_at(engine, demand, rate), slo, rate))
+        return bool(tried[-1]["slo_attainment"] >= share)
 
-    return highest_rate(holds, start=start, tolerance=tolerance), tried
+    search = highest_rate(holds, start=start, tolerance=tolerance)
+    return search, sorted(tried, key=lambda one: float(one["request_rate"]))
