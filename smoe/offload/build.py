@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import torch
 
-from smoe.core.config import EngineConfig
+from smoe.core.config import DEFAULT_POLICY, EngineConfig
+from smoe.core.draft import SELF_DRAFT
 from smoe.core.errors import ConfigError
 from smoe.core.expert_memory import ExpertMemory
 from smoe.core.expert_tier import ExpertTier
@@ -28,6 +29,9 @@ Bank = TypeVar("Bank", bound=OffloadedBank)
 
 POISON_VARIABLE = "SMOE_DEBUG_POISON"
 """Set to 1, memory of experts that holds nothing is filled with NaN."""
+
+DRAFT_POLICY = "evict=utility"
+"""A window asks for most experts of a layer, each once: what was used last says little about the next window."""
 
 
 def make_bank(
@@ -134,8 +138,12 @@ def resize(
 
 
 def live_policy(config: EngineConfig, tiers: Collection[str]) -> PolicySpec:
-    """Raises ConfigError for a text that is no policy, or one that cannot work live with experts in `tiers`."""
-    policy = parse_policies(config.expert_policy)
+    """Beside a self-draft another one is the default. Raises ConfigError for a text that is no policy, or for one that
+    cannot work live with experts in `tiers`."""
+    text = config.expert_policy
+    if text == DEFAULT_POLICY and config.draft is not None and config.draft.model == SELF_DRAFT:
+        text = DRAFT_POLICY
+    policy = parse_policies(text)
     policy.check_tiers(tiers)
     policy.check_live()
     return policy

@@ -22,7 +22,12 @@ def make_window(
     num_experts: int,
     rule: PlanRule | None = None,
 ) -> DraftWindow:
-    """`layers` are the MoE layers in ascending order. A window serves one prefetcher for its life."""
+    """`layers` are the MoE layers in ascending order. A window serves one prefetcher for its life.
+
+    By default a plan names resident experts first: to bring in what was chosen often for what was chosen once costs as
+    many transfers as it saves, since verification asks for both. Fixed checkpoints plan as published, by counts alone.
+    """
+    rule = PlanRule(resident_first=timing != "fixed") if rule is None else rule
     kinds = {"adaptive": Adaptive, "early": Early, "late": Late, "fixed": Fixed, "none": Idle}
     return kinds[timing](prefetcher, DraftCounts(layers, num_experts, rule))
 

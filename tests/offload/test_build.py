@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from smoe.core.config import EngineConfig
+from smoe.core.draft import DraftConfig
 from smoe.core.errors import ConfigError
 from smoe.core.expert_memory import ExpertMemory
 from smoe.models.bank import ResidentBank
@@ -95,3 +96,13 @@ def test_nothing_is_left_after_close(checkpoint):
     for _ in range(3):
         made(checkpoint, "4")
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
+@pytest.mark.parametrize(
+    ("policy", "draft", "evict"),
+    [(None, "int4", "utility"), ("evict=lru", "int4", "lru"), (None, "ngram", "lru"), (None, None, "lru")],
+)
+def test_a_self_draft_has_an_eviction_of_its_own_unless_one_is_told(policy, draft, evict):
+    told = {} if policy is None else {"expert_policy": policy}
+    config = EngineConfig(expert_memory="50%", draft=None if draft is None else DraftConfig(model=draft), **told)
+    assert build.live_policy(config, ("disk",)).evict.name == evict

@@ -111,6 +111,14 @@ def test_when_each_timing_asks(timing, plans):
     assert link.polls + len(link.asked) == 11, "each step takes in what has arrived, once"
 
 
+@pytest.mark.parametrize(("timing", "planned"), [("late", [7, 8, 1, 3]), ("fixed", [1, 3, 5, 8])])
+def test_residents_stay_in_the_plan_unless_it_is_the_published_one(timing, planned):
+    link = Link(slots_a_layer=4)
+    link.resident = lambda: {(layer, e) for layer in LAYERS for e in (0, 7, 8)}
+    draft(make_window(timing, link, LAYERS, 9), [[1, 3, 5, 8], [1, 3, 5, 7], [1, 3, 5, 7]], link=link)
+    assert link.asked[-1] == [(layer, e) for layer in LAYERS for e in planned], "0 was not chosen"
+
+
 def test_fixed_checkpoints_of_a_short_draft_are_one():
     link = Link()
     draft(make_window("fixed", link, LAYERS, 4), [[0]], link=link)

@@ -66,7 +66,9 @@ def live(files, trace, draft, policy, slots, seed):
 
 
 @pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("policy", ["evict=lru", "evict=least-stale", "evict=lru:no-touch,prefetch=follow"])
+@pytest.mark.parametrize(
+    "policy", ["evict=lru", "evict=utility", "evict=least-stale", "evict=lru:no-touch,prefetch=follow"]
+)
 def test_engine_and_simulator_count_alike(files, trace, timing, policy):
     for slots, rule, most in ((2, None, None), (4, PlanRule(scale="demand"), None), (8, PlanRule(sticky=True), None)):
         draft = SimDraft(tokens=6, accept=0.8, recall=0.8, step_s=1.0, timing=timing, rule=rule, max_planned=most)

@@ -30,8 +30,8 @@ class PlanRule:
 class DraftCounts:
     """One thread calls."""
 
-    def __init__(self, layers: Sequence[int], num_experts: int, rule: PlanRule | None = None) -> None:
-        self._layers, self._rule = layers, rule or PlanRule()
+    def __init__(self, layers: Sequence[int], num_experts: int, rule: PlanRule) -> None:
+        self._layers, self._rule = layers, rule
         self._place = {layer: place for place, layer in enumerate(layers)}
         self._counts_LE = np.zeros((len(layers), num_experts), dtype=np.int64)
         self._planned_LE = np.zeros((len(layers), num_experts), dtype=bool)

@@ -6,9 +6,10 @@ import pytest
 from smoe.offload.policies.draft_plan import DraftCounts, PlanRule
 
 LAYERS = (1, 3)
+USUAL = PlanRule()
 
 
-def counted(rule=None, layer_1=(), layer_3=()):
+def counted(rule=USUAL, layer_1=(), layer_3=()):
     """`layer_x` are the experts chosen, one a row."""
     counts = DraftCounts(LAYERS, 6, rule)
     for layer, experts in zip(LAYERS, (layer_1, layer_3), strict=True):
@@ -24,7 +25,7 @@ def test_the_most_chosen_of_each_layer_first_layer_first():
 
 
 def test_choices_of_all_rows_and_steps_add_up():
-    counts = DraftCounts(LAYERS, 6)
+    counts = DraftCounts(LAYERS, 6, USUAL)
     counts.add(1, np.array([[0, 2], [2, 3]], dtype=np.int32))
     counts.add(1, np.array([[3, 2], [5, 1]], dtype=np.int32))
     assert counts.plan(3)[0] == [(1, 2), (1, 3), (1, 0)]
