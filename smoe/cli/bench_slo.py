@@ -31,7 +31,8 @@ def command(
         typer.Option(
             "--rates",
             metavar="R,...|auto",
-            help="Requests a second; auto (the default) searches for the highest that meets the objectives.",
+            help="Requests a second; auto (the default) searches for the highest that meets the objectives, own is "
+            "that of --arrival trace.",
         ),
     ] = None,
     start_rate: Annotated[

@@ -10,7 +10,7 @@ from smoe.core.errors import ConfigError
 if TYPE_CHECKING:
     from smoe.bench.slo.study import Offered
 
-AUTO = "auto"
+AUTO, OWN = "auto", "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +47,8 @@ def loads(
         if not searchable:
             raise ConfigError("rates", rates or AUTO, "needs --goodput, or rates to sweep, as in --rates 1,2,4")
         return Loads(None, positive("start_rate", start_rate or "1"), positive("tolerance", tolerance or "0.1"))
-    numbers_ = sorted(positive("rates", part) for part in listed("rates", rates or ""))
-    return Loads([Offered(rate=rate) for rate in numbers_])
+    parts = listed("rates", rates or "")
+    if OWN in parts and arrival != "trace":
+        raise ConfigError("rates", OWN, "only with --arrival trace: nothing else has a rate of its own")
+    own = [Offered()] if OWN in parts else []
+    return Loads([*own, *(Offered(rate=rate) for rate in sorted(positive("rates", p) for p in parts if p != OWN))])

@@ -18,6 +18,7 @@ REFUSED = [
     ((*GOOD, "--percent", "0"), r"percent: '0' \(above 0, up to 100\)"),
     ((*GOOD, "--rates", "1,,2"), r"rates: '1,,2' \(values between commas\)"),
     ((*GOOD, "--rates", "1,fast"), r"rates: 'fast' \(number\)"),
+    ((*GOOD, "--rates", "own"), r"rates: 'own' \(only with --arrival trace"),
     ((*GOOD, "--rates", "0"), r"rates: '0' \(a number above 0\)"),
     ((*GOOD, "--rates", "1", "--start-rate", "2"), r"start_rate: '2' \(has no effect without --rates auto\)"),
     ((*GOOD, "--max-concurrency", "4", "--tolerance", "1"), r"tolerance: '1' \(has no effect without --rates auto"),
