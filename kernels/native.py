@@ -95,6 +95,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "delta": (_P, _P, _I, _L, _P, _L, _P, _P, _P),
     "quantise": (_P, _I, _L, _L, _L, _P, _I, _P, _P),
     "residual": (_P, _L, _P, _L, _P, _L, _L, _L, _P, _P),
+    "residual_of": (_P, _P, _L, _P, _L, _L, _L, _P, _P, _P),
     "stream": (_P, _L, _P),
 }
 

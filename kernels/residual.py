@@ -48,6 +48,30 @@ class Decoded(NamedTuple):
 
 def encode(weight_NK: Tensor, codes: Tensor, scales: Tensor, group_size: int) -> Residual:
     """Of a bf16 matrix on the CPU, with its 4-bit form as `quantise` gives it, or any other."""
+    lib = native.library()
+    if lib is None:
+        return encode_ref(weight_NK, codes, scales, group_size)
+    weight_NK, (rows, columns) = weight_NK.contiguous(), weight_NK.shape
+    content = torch.empty(3 * weight_NK.numel() + 2, dtype=torch.uint8)
+    row_bytes, used = torch.empty(rows, dtype=torch.int64), (ctypes.c_int64 * 2)()
+    lib.released.smoe_residual_of(
+        1,
+        weight_NK.data_ptr(),
+        codes.data_ptr(),
+        codes.stride(0),
+        scales.data_ptr(),
+        rows,
+        columns,
+        group_size,
+        content.data_ptr(),
+        row_bytes.data_ptr(),
+        ctypes.addressof(used),
+    )
+    return Residual(content[: used[0]].clone(), row_bytes, used[1])
+
+
+def encode_ref(weight_NK: Tensor, codes: Tensor, scales: Tensor, group_size: int) -> Residual:
+    """The torch twin of encode."""
     rows, columns = weight_NK.shape
     step = max(1, _CHUNK // columns)
     parts = [

@@ -147,4 +147,8 @@ static inline size_t type_size(int type) { return type == BF16 ? 2 : 4; }
       (int threads, const void *in, int64_t nbytes, const void *codes, int64_t ld, const void *scales, int64_t n, int64_t k,       \
        int64_t group, void *out, int64_t *used),                                                                     \
       (threads, in, nbytes, codes, ld, scales, n, k, group, out, used))                                                       \
+    X(residual_of,                                                                                                   \
+      (int threads, const void *weights, const void *codes, int64_t ld, const void *scales, int64_t n, int64_t k, int64_t group,  \
+       void *out, int64_t *row_bytes, int64_t *used),                                                                \
+      (threads, weights, codes, ld, scales, n, k, group, out, row_bytes, used))                                               \
     X(stream, (int threads, const float *x, int64_t n, float *out), (threads, x, n, out))

@@ -171,3 +171,38 @@ int FN(residual)(int threads, const void *in, int64_t nbytes, const void *codes,
     used[0] = s.in - (const uint8_t *)in, used[1] = s.sum;
     return OK;
 }
+
+/* The other way round: `out` has room for 3 bytes a weight and 2 more, `row_bytes` [n] how many for each row, `used` as above. */
+int FN(residual_of)(int threads, const void *weights, const void *codes, int64_t ld, const void *scales, int64_t n, int64_t k,
+                    int64_t group, void *out, int64_t *row_bytes, int64_t *used)
+{
+    (void)threads;
+    const long groups = (k + group - 1) / group;
+    uint8_t *next = out;
+    uint16_t sum = 0;
+    for (long row = 0; row < n; row++) {
+        const uint16_t *w = (const uint16_t *)weights + row * k;
+        const uint8_t *row_codes = (const uint8_t *)codes + row * ld;
+        const bf16 *row_scales = (const bf16 *)scales + row * groups;
+        uint8_t *bytes = next, *escapes = next + k;
+        uint16_t table[LANES];
+        for (long j = 0; j < k; j++) {
+            if (j % group == 0)
+                patterns(row_scales[j / group], table);
+            const uint8_t both = row_codes[j / BLOCK4 * (BLOCK4 / 2) + j % (BLOCK4 / 2)];
+            const int code = j % BLOCK4 < BLOCK4 / 2 ? both & 15 : both >> 4;
+            const int above = (int16_t)(w[j] - table[code]), below = table[code] - (w[j] & 0x7fff);
+            const int byte = code == 8 ? below | (w[j] >> 8 & 0x80) : above & 0xff;
+            const int fits = code == 8 ? below >= 0 && below <= 127 : above >= -127 && above <= 127;
+            const int listed = !fits || byte == ESCAPE;
+            bytes[j] = (uint8_t)(listed ? ESCAPE : byte);
+            memcpy(escapes, w + j, 2); /* stays if it is listed */
+            escapes += 2 * listed;
+            sum = (uint16_t)(sum + w[j]);
+        }
+        row_bytes[row] = escapes - next;
+        next = escapes;
+    }
+    used[0] = next - (uint8_t *)out, used[1] = sum;
+    return OK;
+}

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from smoe.kernels import native
 from smoe.kernels.int4 import GROUP_SIZES, code_bytes, num_groups, pack, quantise
-from smoe.kernels.residual import MARGIN, decode_into, encode
+from smoe.kernels.residual import MARGIN, decode_into, encode, encode_ref
 from tests.kernels.support import BF16, misaligned
 
 SHAPES = [(3, 1), (2, 16), (4, 31), (5, 33), (7, 70), (6, 128), (9, 300)]  # N, K
@@ -22,7 +22,10 @@ def of_patterns(values: Tensor, columns: int) -> Tensor:
 
 def check(weight: Tensor, codes: Tensor, scales: Tensor, group_size: int) -> float:
     """Bytes kept of a weight, once both sides of the round trip are found to agree."""
-    residual = encode(weight, codes, scales, group_size)
+    residual, twin = (make(weight, codes, scales, group_size) for make in (encode, encode_ref))
+    assert torch.equal(residual.content, twin.content)
+    assert torch.equal(residual.row_bytes, twin.row_bytes)
+    assert residual.check == twin.check
     rest = torch.full((9,), 0xAA, dtype=torch.uint8)  # of another matrix behind it
     back = torch.full_like(weight, float("nan"))
     found = decode_into(back, torch.cat((residual.content, rest)), codes, scales, group_size)
