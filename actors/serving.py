@@ -29,8 +29,13 @@ APP = "smoe"
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 2.0, 30.0
 _EXIT_S = 10.0
 _SPARE_REQUESTS = 64  # that the app refuses, or that ask for no answer
-# Ray Serve's own: no line a request, no output of its processes on ours.
-_SETTINGS = {"RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+# Ray Serve's own: no output of its processes on ours; a proxy on a busy machine may take a while to start; a chunk
+# crosses no threads in a replica.
+_SETTINGS = {
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+}
 _LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 
@@ -105,13 +110,16 @@ class Serving:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._started = True
         try:
+            # The processes of a local Ray have these settings from us; those of a cluster were there before.
+            env = {} if self._session.local else {"runtime_env": {"env_vars": _SETTINGS}}
             serve.start(
                 proxy_location="HeadOnly",
                 http_options={"host": plan.host, "port": self.port},
                 logging_config=_LOGGING,
+                controller_options=env,
             )
             # Not waiting for the replicas, of which the desk tells sooner.
-            target = serve.RunTarget(_application(make_app, self._desk, plan), name=APP, route_prefix="/")
+            target = serve.RunTarget(_application(make_app, self._desk, plan, env), name=APP, route_prefix="/")
             serve.run_many([target], wait_for_applications_running=False)
         except (RayError, RuntimeError, TimeoutError) as error:
             raise StartupError(f"Ray Serve did not start ({one_line(error)})") from error
@@ -160,7 +168,7 @@ def _free(plan: ServePlan) -> int:
         raise ConfigError("port", where, f"one to listen on: {os.strerror(error.errno or 0)}") from error
 
 
-def _application(make_app: Callable[[], Any], desk: Any, plan: ServePlan) -> Any:
+def _application(make_app: Callable[[], Any], desk: Any, plan: ServePlan, env: dict[str, Any]) -> Any:
     # A function of its own, since Ray Serve calls only those in the replica.
     def build() -> Any:
         return make_app()
@@ -170,7 +178,7 @@ def _application(make_app: Callable[[], Any], desk: Any, plan: ServePlan) -> Any
         ingress,
         name="ingress",
         num_replicas=plan.replicas,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, **env},
         max_ongoing_requests=plan.max_requests,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,

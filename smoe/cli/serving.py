@@ -17,7 +17,7 @@ import uvicorn
 from smoe.core.client import EngineClient
 from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import EngineConfig
-from smoe.core.errors import ConfigError
+from smoe.core.errors import CapacityError, ConfigError
 from smoe.server.app import make_app
 from smoe.server.config import ServerConfig
 
@@ -91,6 +91,8 @@ def deploy(engine: EngineConfig, cluster: ClusterConfig, name: str, server: Serv
     from smoe.actors.serving import Serving, serve_plan
 
     config, plan = serve_plan(engine, cluster, server)
+    if server.replicas > 1 and engine.parallel.size == 1 and "RAY_ADDRESS" not in os.environ:
+        _check_memory(engine, server.replicas)
     app = partial(make_app, partial(open_ray_client, config, cluster), name, server)
     with _Signals() as signals:
         serving = Serving(app, plan)
@@ -100,6 +102,19 @@ def deploy(engine: EngineConfig, cluster: ClusterConfig, name: str, server: Serv
             serving.close()
         signals.pass_on()
     return 0 if failed is None else say_failure(failed.failure, failed.details)
+
+
+def _check_memory(engine: EngineConfig, replicas: int) -> None:
+    """Of replicas that are all on this machine; each plans for itself alone. Raises ConfigError or CapacityError."""
+    from smoe.engine.plan import plan_memory
+    from smoe.models.loading import open_checkpoint
+
+    if engine.expert_memory == "auto":
+        raise ConfigError("expert_memory", "auto", f"a size with {replicas} replicas: each would take all that is free")
+    plan = plan_memory(open_checkpoint(engine.model), engine)
+    needed = replicas * (plan.predicted_peak_rss_bytes - plan.kv_bytes)
+    if needed > plan.free_bytes:
+        raise CapacityError(f"replicas: {replicas} need {needed:,} bytes (there are {plan.free_bytes:,} free)")
 
 
 def _watch(serving: "Serving", signals: "_Signals", plan: "ServePlan", say: Callable[[], None]) -> "Report | None":

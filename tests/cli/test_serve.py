@@ -55,6 +55,20 @@ def test_a_port_that_is_taken_is_one_line(smoe: Callable) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--replicas", "1024"], r"replicas: 1024 need [\d,]+ bytes \(there are [\d,]+ free\)"),
+        (["--replicas", "2", "--expert-memory", "auto"], r"expert_memory: 'auto' \(a size with 2 replicas: .*\)"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_starts")
+def test_replicas_that_this_machine_cannot_hold_are_refused(smoe: Callable, flags: list[str], message: str) -> None:
+    result = smoe("serve", *flags)
+    assert result.code == 2
+    assert re.fullmatch(rf"error: {message}\n", result.err), result.err
+
+
 def test_the_printed_deployment_has_what_was_asked_for_and_no_key(smoe: Callable) -> None:
     result = smoe("serve", "--print-config", "--port", "0", "--replicas", "3", "--api-key", "secret")
     assert result.code == 0
