@@ -1,12 +1,14 @@
 """The decode speed that `smoe plan` predicts."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from smoe.cli import forecast as module
 from smoe.cli.forecast import forecast
 from smoe.core.config import EngineConfig
+from smoe.core.draft import DraftConfig
 from smoe.engine.plan import plan_memory
 from smoe.models.loading import open_checkpoint
 
@@ -22,9 +24,9 @@ def _steady_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smoe.bench.offload.link.Link", lambda *_, **__: SimpleNamespace(typical=1e7))
 
 
-def found(**config: str | None) -> module.Forecast | None:
+def found(**config: Any) -> module.Forecast | None:
     checkpoint = open_checkpoint("builtin")
-    return forecast(checkpoint, plan_memory(checkpoint, EngineConfig(**config)))  # type: ignore[arg-type]
+    return forecast(checkpoint, plan_memory(checkpoint, EngineConfig(**config)))
 
 
 def test_resident_weights_are_read_once_a_token() -> None:
@@ -110,3 +112,17 @@ def test_what_is_computed_in_place_is_not_waited_for() -> None:
     assert auto.tokens_per_s > 5 * waits.tokens_per_s
     assert computes.tokens_per_s > 5 * waits.tokens_per_s
     assert "computed where they are" in auto.lines()
+
+
+@pytest.mark.usefixtures("_steady_disk")
+def test_residuals_are_fewer_bytes_over_the_same_disk() -> None:
+    whole, part = (
+        found(expert_memory="60%", draft=DraftConfig(model="int4", residual=residual)) for residual in (False, True)
+    )
+    assert whole is not None
+    assert part is not None
+    assert whole.simulated is not None
+    assert part.simulated is not None
+    assert 0.5 < part.simulated.moved_bytes / whole.simulated.moved_bytes < 0.6
+    assert part.simulated.link_bytes_per_s == whole.simulated.link_bytes_per_s
+    assert part.tokens_per_s == pytest.approx(1e7 / part.simulated.moved_bytes, rel=0.1)
