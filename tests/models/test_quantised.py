@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from smoe.core.errors import ConfigError
 from smoe.kernels import ExpertTensors, Int4Tensors
@@ -18,6 +17,7 @@ from smoe.models.loading import Checkpoint, open_checkpoint
 from smoe.models.quantised import expert_of, int4_nbytes, quantise_layers
 from smoe.models.quantised_file import cache_file, load_int4
 from tests.models.loading_folders import GPT_OSS, QWEN3, make_folder
+from tests.models.spoiled_files import an_older_form, cut, rewritten
 
 CONFIGS = {"split": QWEN3, "gptoss": GPT_OSS}
 
@@ -95,10 +95,6 @@ def test_the_cache_lies_where_the_system_says(checkpoint: Checkpoint, monkeypatc
     assert cache_file(checkpoint, 64) == folder / f"{checkpoint.fingerprint}-g64-v1.safetensors"
 
 
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
 def _longer(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
 
@@ -107,42 +103,30 @@ def _no_header(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 10) + b"{" + b" " * 9)
 
 
-def _rewritten(path: Path, change: Callable[[dict[str, torch.Tensor]], object], **metadata: str) -> None:
-    with safe_open(path, "pt") as file:
-        kept = dict(file.metadata())
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, metadata=kept | metadata)
-
-
 def _nan_scale(path: Path) -> None:
-    _rewritten(path, lambda t: t["layers.0.experts.up_scales"].view(-1)[-1:].fill_(torch.nan))
+    rewritten(path, lambda t: t["layers.0.experts.up_scales"].view(-1)[-1:].fill_(torch.nan))
 
 
 def _missing(path: Path) -> None:
-    _rewritten(path, lambda t: t.pop("layers.0.experts.up_scales"))
+    rewritten(path, lambda t: t.pop("layers.0.experts.up_scales"))
 
 
 def _another_shape(path: Path) -> None:
-    _rewritten(path, lambda t: t.update({"layers.0.experts.up": t["layers.0.experts.up"][:, :-1].contiguous()}))
+    rewritten(path, lambda t: t.update({"layers.0.experts.up": t["layers.0.experts.up"][:, :-1].contiguous()}))
 
 
 def _another_model(path: Path) -> None:
-    _rewritten(path, lambda t: None, fingerprint="0123456789abcdef")
+    rewritten(path, lambda t: None, fingerprint="0123456789abcdef")
 
 
 def _another_group_size(path: Path) -> None:
-    _rewritten(path, lambda t: None, group_size="64")
-
-
-def _an_older_form(path: Path) -> None:
-    _rewritten(path, lambda t: None, version="0")
+    rewritten(path, lambda t: None, group_size="64")
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_cut, "truncated"),
+        (cut, "truncated"),
         (_longer, "its header describes"),
         (_no_header, "broken safetensors header"),
         (_nan_scale, "layers.0.experts.up_scales holds values that are not finite"),
@@ -150,7 +134,7 @@ def _an_older_form(path: Path) -> None:
         (_another_shape, "layers.0.experts.up is torch.uint8"),
         (_another_model, "fingerprint: '0123456789abcdef'"),
         (_another_group_size, "group_size: '64'"),
-        (_an_older_form, "version: '0'"),
+        (an_older_form, "version: '0'"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

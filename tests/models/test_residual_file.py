@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from smoe.core.errors import ConfigError, StoreError
 from smoe.kernels import Int4Tensors, alloc_huge
@@ -18,6 +17,7 @@ from smoe.models.quantised_file import cache_file, load_int4
 from smoe.models.residual import Piece, check_dtypes, pack_expert, room, unpack_expert
 from smoe.models.residual_file import ResidualFile, load_residuals, residual_path
 from tests.models.loading_folders import GPT_OSS, QWEN3, make_folder
+from tests.models.spoiled_files import an_older_form, cut, rewritten
 
 CONFIGS = {"split": QWEN3 | {"hidden_size": 96, "moe_intermediate_size": 70}, "gptoss": GPT_OSS}
 BF16 = torch.bfloat16
@@ -129,32 +129,16 @@ def test_a_file_that_is_there_is_used(split: Checkpoint, tmp_path: Path, caplog:
     )
 
 
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _rewritten(path: Path, change: Callable[[dict[str, torch.Tensor]], object], **metadata: str) -> None:
-    with safe_open(path, "pt") as file:
-        kept = dict(file.metadata())
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, metadata=kept | metadata)
-
-
 def _missing(path: Path) -> None:
-    _rewritten(path, lambda t: t.pop("layers.0.experts.1"))
+    rewritten(path, lambda t: t.pop("layers.0.experts.1"))
 
 
 def _off_its_page(path: Path) -> None:
-    _rewritten(path, lambda t: None)
+    rewritten(path, lambda t: None)
 
 
 def _another_copy(path: Path) -> None:
-    _rewritten(path, lambda t: None, copy="0" * 32)
-
-
-def _an_older_form(path: Path) -> None:
-    _rewritten(path, lambda t: None, version="0")
+    rewritten(path, lambda t: None, copy="0" * 32)
 
 
 def _a_longer_piece(path: Path) -> None:
@@ -167,11 +151,11 @@ def _a_longer_piece(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_cut, "truncated"),
+        (cut, "truncated"),
         (_missing, "tensor layers.0.experts.1 is missing"),
         (_off_its_page, "its index says"),
         (_another_copy, "copy: '0000"),
-        (_an_older_form, "version: '0'"),
+        (an_older_form, "version: '0'"),
         (_a_longer_piece, "its index says"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
