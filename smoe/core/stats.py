@@ -27,10 +27,10 @@ class ExpertStats:
     substituted: (row, choice) pairs computed by another expert than the router's; substituted_mass: their summed router
     weight, normalised over a row's choices. How the expert asked for is counted does not change.
 
-    bytes_moved are those that came into slots, wait_s the time that passes waited for them, transfer_s the time in
-    which at least one transfer was under way. Of each link that they came over, disk to memory and host memory to
-    slots, likewise: transfers, bytes and the time in which it carried something. `budget_bytes` bounds expert memory,
-    slots and host memory together, and `peak_bytes` is the most that was ever in use.
+    bytes_moved are those that came for slots (of residuals, those that were read), wait_s the time that passes waited
+    for them, transfer_s the time in which at least one transfer was under way. Of each link that they came over, disk
+    to memory and host memory to slots, likewise: transfers, bytes and the time in which it carried something.
+    `budget_bytes` bounds expert memory, slots and host memory together, and `peak_bytes` is the most ever in use.
     """
 
     hits: int = 0
