@@ -148,7 +148,7 @@ def command(
             decode=words.decode if as_text else None,
             repeats=counts["repeats"],
         )
-        _say(study)
+        _say(study, closed=max_concurrency is not None)
         study.warm_up(counts["warmup"])
 
         def on_point(runs: "Sequence[Point]") -> None:
@@ -194,12 +194,12 @@ def _fitted(asked: "Demand", given: str | None, known: int | None, *, as_text: b
     return replace(asked, max_model_len=max(2, length - _TEXT_ROOM) if as_text else length)
 
 
-def _say(study: "Study") -> None:
+def _say(study: "Study", *, closed: bool) -> None:
     demand, plan = study.demand, study.demand.requests()
     trace = demand.open()
     source = "made-up lengths" if trace is None else trace.name
     own = "" if trace is None or trace.rate is None else f" (its own rate {trace.rate:.3g}/s)"
     scaled = "" if plan.scale == 1 else f", lengths scaled by {plan.scale:.4g} to {demand.max_model_len} tokens"
     skipped = f", {trace.skipped} malformed rows skipped" if trace is not None and trace.skipped else ""
-    drawn = f"arrivals {demand.process}, seed {demand.seed}"
+    drawn = f"{'closed loop' if closed else f'arrivals {demand.process}'}, seed {demand.seed}"
     print(f"{demand.num_requests} requests of {source}{own}{scaled}{skipped}, {drawn}", file=sys.stderr)

@@ -21,13 +21,14 @@ class StreamedAnswer:
         self.chunk_s: list[float] = []
         self.chunk_tokens: list[int] = []
         self.prompt_tokens: int | None = None
+        self._counted = 0  # in the chunks, without adding them up again for each
         self._completion_tokens: int | None = None
         self._end_s: float | None = None
         self._done = False
 
     @property
     def output_tokens(self) -> int:
-        return sum(self.chunk_tokens) if self._completion_tokens is None else self._completion_tokens
+        return self._counted if self._completion_tokens is None else self._completion_tokens
 
     def take(self, data: bytes, now_s: float) -> None:
         if data == b"[DONE]":
@@ -68,6 +69,7 @@ class StreamedAnswer:
         if text or ids:
             self.chunk_s.append(now_s)
             self.chunk_tokens.append(len(ids) if ids else max(1, (counted or 0) - before))
+            self._counted += self.chunk_tokens[-1]
         reason = choice.get("finish_reason")
         if reason is not None:
             self._end_s = now_s

@@ -8,14 +8,16 @@ from rich.table import Table
 
 from smoe.bench.slo.study import Point
 
+_MS = ""
+"""Three digits, or whole milliseconds."""
 _COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("done", ("completed",), "{:d}"),
     ("failed", ("failed",), "{:d}"),
     ("within", ("slo_attainment",), "{:.1%}"),
     ("tokens/s", ("output_throughput",), "{:,.0f}"),
-    ("TTFT", ("p50_ttft_ms", "p99_ttft_ms"), "{:,.3g}"),
-    ("TPOT", ("p50_tpot_ms", "p99_tpot_ms"), "{:,.3g}"),
-    ("TBT p90", ("p50_tbt_p90_ms", "p99_tbt_p90_ms"), "{:,.3g}"),
+    ("TTFT", ("p50_ttft_ms", "p99_ttft_ms"), _MS),
+    ("TPOT", ("p50_tpot_ms", "p99_tpot_ms"), _MS),
+    ("TBT p90", ("p50_tbt_p90_ms", "p99_tbt_p90_ms"), _MS),
     ("late", ("p99_late_ms",), "{:,.1f}"),
 )
 
@@ -23,7 +25,7 @@ _COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 def print_points(points: Sequence[Sequence[Point]]) -> None:
     """Latencies in milliseconds: median / 99th percentile over requests; of lateness the latter."""
     table = Table(title="load points; latencies in ms, p50 / p99 of requests", title_justify="left")
-    table.add_column("offered")
+    table.add_column("load")
     for name, _, _ in _COLUMNS:
         table.add_column(name, justify="right")
     for runs in points:
@@ -45,4 +47,6 @@ def _cells(point: Point, keys: Sequence[str], form: str) -> str:
 
 
 def _cell(value: Any, form: str) -> str:
-    return "-" if value is None else form.format(value)
+    if value is None:
+        return "-"
+    return (form or ("{:.3g}" if value < 100 else "{:,.0f}")).format(value)
