@@ -20,7 +20,7 @@ from smoe.cli import (
     profile_verbs,
     regroup,
     serve,
-    simulate,
+    simulate_verbs,
     top,
     trace,
 )
@@ -36,9 +36,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (generate, chat, serve, top, plan, regroup, simulate, doctor):
+for verb in (generate, chat, serve, top, plan, regroup, doctor):
     app.command(verb.NAME, epilog=verb.EXAMPLE)(verb.command)
-for group in (bench, convert, placement, profile_verbs, trace):
+for group in (bench, convert, placement, profile_verbs, simulate_verbs, trace):
     app.add_typer(group.app, name=group.NAME)
 
 # The argument parser's errors; typer has them from click, or from a copy of its own.

@@ -1,28 +1,20 @@
 """`smoe profile` and what is below it: without another verb it records routes."""
 
-from typing import Any
-
 import typer
-from typer.core import TyperGroup
 
-from smoe.cli import profile, profile_depth
+from smoe.cli import profile, profile_depth, profile_steps
+from smoe.cli.default_verb import by_default
 
 NAME = "profile"
 _ROUTES = "routes"
 
-
-class _RoutesByDefault(TyperGroup):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] != "--help":
-            args = [_ROUTES, *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
-    cls=_RoutesByDefault,
-    help="Measure a model: the routes of texts (routes, also without that word), or how far to draft (depth).",
+    cls=by_default(_ROUTES),
+    help="Measure a model: the routes of texts (routes, also without that word), how far to draft (depth), what steps "
+    "take (steps).",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 app.command(_ROUTES, epilog=profile.EXAMPLE)(profile.command)
 app.command(profile_depth.NAME, epilog=profile_depth.EXAMPLE)(profile_depth.command)
+app.command(profile_steps.NAME, epilog=profile_steps.EXAMPLE)(profile_steps.command)

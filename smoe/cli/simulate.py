@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from smoe.sim.result import SimResult
     from smoe.sim.sweep import SweepItem
 
-NAME = "simulate"
+NAME = "experts"
 EXAMPLE = options.example(
-    "smoe simulate --trace gpt-oss-20b --expert-memory 25% --expert-policy evict=lru --expert-policy evict=belady"
+    "smoe simulate experts --trace gpt-oss-20b --expert-memory 25% --expert-policy evict=lru "
+    "--expert-policy evict=belady"
 )
 
 

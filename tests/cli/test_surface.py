@@ -33,7 +33,7 @@ SURFACE = {
     "serve": sorted(
         [
             *(*COMMON, *DEPLOYMENT, *DRAFT, "--api-key", "--drain-timeout", "--expert-link", "--expert-memory-max"),
-            *("--expert-tier", "--host", "--in-process", "--max-body-bytes", "--max-num-batched-tokens"),
+            *("--expert-tier", "--host", "--in-process", "--ingress", "--max-body-bytes", "--max-num-batched-tokens"),
             *("--max-num-seqs", "--max-queue", "--metrics-reset", "--port", "--replicas", "--request-timeout"),
             *("--served-model-name", "--threads"),
         ]
@@ -78,6 +78,7 @@ SURFACE = {
         *("--expert-policy", "--expert-tier", "--help", "--json", "--max-tokens", "--model", "--prompt-tokens"),
         *("--prompts", "--repeats", "--threads"),
     ],
+    "profile steps": ["--dtype", "--help", "--model", "--out", "--quick", "--threads"],
     "profile routes": [
         *("--data", "--dtype", "--expert-memory", "--expert-policy", "--expert-tier", "--help", "--in-process"),
         *("--max-sequence", "--max-tokens", "--model", "--out", "--pack", "--record-logits", "--sample", "--seed"),
@@ -93,7 +94,17 @@ SURFACE = {
         *("--load-name", "--max-load", "--model", "--out", "--replicas", "--router-groups", "--seed"),
         *("--slots-of-device", "--solver", "--solver-option", "--theta", "--topology", "--trace", "--vocab-size"),
     ],
-    "simulate": [
+    "simulate serving": sorted(
+        [
+            *("--arrival", "--compute", "--expert-bytes", "--expert-memory", "--expert-policy", "--goodput", "--help"),
+            *("--imbalance", "--input-len", "--json", "--kv-rows", "--lar", "--len-spread", "--link"),
+            *("--max-model-len", "--max-num-batched-tokens", "--max-num-seqs", "--model-shape", "--no-dedup"),
+            *("--num-requests", "--out", "--output-len", "--percent", "--rates", "--schedule", "--seed"),
+            *("--skip-bad-rows", "--start-rate", "--step-profile", "--tolerance", "--topology", "--trace"),
+            *("--workload", "[NAME:MS]..."),
+        ]
+    ),
+    "simulate experts": [
         *("--batch", "--compute", "--draft", "--draft-acceptance", "--draft-group-size", "--draft-prefetch"),
         *("--draft-recall", "--draft-step", "--draft-tokens"),
         *("--expert-bytes", "--expert-memory", "--expert-policy", "--help", "--in-process"),
