@@ -1,11 +1,13 @@
 """RayClient: an EngineClient whose engine is a group of actors."""
 
+import functools
 import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -25,6 +27,7 @@ from smoe.core.placement_file import read_placement
 from smoe.core.request import Delta, FinishReason, Request, Usage
 from smoe.core.stats import EngineStats
 from smoe.core.step import ExpertsMoved
+from smoe.engine.texts import Texts
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,10 @@ class RayClient:
         self._lock = threading.Lock()  # of `_in_flight`
         self._polling = threading.Lock()  # held for a whole poll
         self._poll: Any = None
+        # Here and not in the engine's process, where it would cost each prompt a call and the steps their interpreter.
+        reader = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._reading = reader.submit(_texts_of, config.model)
+        reader.shutdown(wait=False)
         try:
             state = self._controller.handle(Begin())
             if state.error is not None:
@@ -104,16 +111,13 @@ class RayClient:
                     return []
 
     def decode_text(self, token_ids: Sequence[int]) -> str | None:
-        text: str | None = self._call("decode_text", tuple(token_ids))
-        return text
+        return self._texts().decode(token_ids)
 
     def encode_text(self, text: str) -> list[int]:
-        ids: list[int] = unwrap(self._call("encode_text", text))
-        return ids
+        return self._texts().encode(text)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        ids: list[int] = unwrap(self._call("encode_chat", list(messages)))
-        return ids
+        return self._texts().encode_chat(messages)
 
     def stats(self) -> EngineStats:
         stats: EngineStats = unwrap(self._call("stats"))
@@ -156,6 +160,10 @@ class RayClient:
         self._controller.handle(Stop())
         with self._polling:  # a poll on another thread has by now seen its engine go
             self._session.close()
+
+    def _texts(self) -> Texts:
+        self._check_open()
+        return self._reading.result() if self._info.has_tokenizer else Texts(None)
 
     def _call(self, method: str, *args: Any) -> Any:
         self._check_open()
@@ -211,6 +219,14 @@ class RayClient:
     def _check_open(self) -> None:
         if self._closing.is_set():
             raise RuntimeError("the engine has been shut down")
+
+
+@functools.cache
+def _texts_of(folder: str) -> Texts:
+    from smoe.engine.tokenizer import load_tokenizer
+    from smoe.models.loading import model_folder
+
+    return Texts(load_tokenizer(model_folder(folder)))
 
 
 def health_of(state: GroupState) -> EngineHealth:

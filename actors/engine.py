@@ -15,7 +15,7 @@ from smoe.actors.links import Link, ShardsLost
 from smoe.actors.outcome import Failed, attempt, one_line
 from smoe.actors.shard import ShardReady
 from smoe.core.config import EngineConfig
-from smoe.core.errors import CollectiveError, RequestError
+from smoe.core.errors import CollectiveError
 from smoe.core.model_info import ModelInfo
 from smoe.core.placement import Placement
 from smoe.core.request import Delta, Request
@@ -23,7 +23,6 @@ from smoe.core.stats import EngineStats
 from smoe.core.step import ExpertsMoved
 from smoe.engine.core import EngineCore
 from smoe.engine.rss import Rss
-from smoe.engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -99,16 +98,6 @@ class Engine:
             self._polled_at = time.monotonic()
             return deltas
 
-    def decode_text(self, token_ids: Sequence[int]) -> str | None:
-        tokenizer = self._started().tokenizer
-        return None if tokenizer is None else tokenizer.decode(token_ids)
-
-    def encode_text(self, text: str) -> list[int] | Failed:
-        return attempt(lambda: self._need_tokenizer("prompt", text).encode(text))
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int] | Failed:
-        return attempt(lambda: self._need_tokenizer("messages", messages).encode_chat(messages))
-
     def pid(self) -> int:
         return os.getpid()
 
@@ -159,12 +148,6 @@ class Engine:
     def _started(self) -> EngineCore:
         assert self._core is not None, "attach comes first"
         return self._core
-
-    def _need_tokenizer(self, field: str, value: object) -> Tokenizer:
-        tokenizer = self._started().tokenizer
-        if tokenizer is None:
-            raise RequestError(field, value, "token ids: this model folder has no tokenizer")
-        return tokenizer
 
     def _between_steps(self, call: Callable[[], T]) -> T | Failed:
         """Runs the call on the step thread and waits for it."""

@@ -12,6 +12,7 @@ from smoe.core.request import Delta, Request
 from smoe.core.stats import EngineStats
 from smoe.core.step import ExpertsMoved
 from smoe.engine.core import EngineCore
+from smoe.engine.texts import Texts
 
 
 class LocalClient:
@@ -23,7 +24,7 @@ class LocalClient:
     """
 
     def __init__(self, core: EngineCore) -> None:
-        self._core = core
+        self._core, self._texts = core, Texts(core.tokenizer)
         self._inbox: list[Callable[[], None]] = []
         self._in_flight: set[str] = set()
         self._closed = False
@@ -71,19 +72,15 @@ class LocalClient:
 
     def decode_text(self, token_ids: Sequence[int]) -> str | None:
         self._check_open()
-        return None if self._core.tokenizer is None else self._core.tokenizer.decode(token_ids)
+        return self._texts.decode(token_ids)
 
     def encode_text(self, text: str) -> list[int]:
         self._check_open()
-        if self._core.tokenizer is None:
-            raise RequestError("prompt", text, "token ids: this model folder has no tokenizer")
-        return self._core.tokenizer.encode(text)
+        return self._texts.encode(text)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         self._check_open()
-        if self._core.tokenizer is None:
-            raise RequestError("messages", messages, "token ids: this model folder has no tokenizer")
-        return self._core.tokenizer.encode_chat(messages)
+        return self._texts.encode_chat(messages)
 
     def stats(self) -> EngineStats:
         self._check_open()

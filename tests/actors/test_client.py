@@ -96,6 +96,12 @@ def test_poll_returns_after_its_timeout(shared: RayClient) -> None:
     assert tokens(got) == fakes.expected_tokens([1], 5)
 
 
+def test_text_needs_a_tokenizer(shared: RayClient) -> None:
+    assert shared.decode_text([1]) is None
+    with pytest.raises(RequestError, match=r"prompt: 'hello' .*no tokenizer"):
+        shared.encode_text("hello")
+
+
 def test_abort_ends_one_request(shared: RayClient) -> None:
     shared.submit([request("long", [1], 500), request("other", [2], 40)])
     shared.abort(["long", "unknown"])

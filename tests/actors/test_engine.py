@@ -117,13 +117,6 @@ def test_poll_returns_empty_after_its_timeout(rig: Rig) -> None:
     assert rig.engine.poll(0.0) == []
 
 
-def test_text_needs_a_tokenizer(rig: Rig) -> None:
-    rig.attach(fakes.FakeExecutor())
-    assert rig.engine.decode_text([1]) is None
-    with pytest.raises(RequestError, match=r"prompt: 'hello' .*no tokenizer"):
-        unwrap(rig.engine.encode_text("hello"))
-
-
 def test_stop_shuts_the_executors_down(rig: Rig) -> None:
     executors = [fakes.FakeExecutor(), fakes.FakeExecutor()]
     rig.attach(*executors)
