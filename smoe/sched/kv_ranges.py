@@ -19,7 +19,8 @@ class KVRanges:
 
     @property
     def used_rows(self) -> int:
-        return sum(count for _, count in self._owned.values())
+        """From any thread."""
+        return sum(count for _, count in list(self._owned.values()))
 
     def can_reserve(self, count: int) -> bool:
         return any(free >= count for _, free in self._free)

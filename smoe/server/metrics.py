@@ -1,7 +1,7 @@
 """/metrics: one server's counts, read when they are asked for."""
 
 import asyncio
-import contextlib
+import logging
 import time
 import uuid
 from collections import Counter
@@ -21,6 +21,7 @@ from smoe.server.async_engine import AsyncEngine
 from smoe.server.config import ServerConfig
 from smoe.server.health import phase_of
 
+log = logging.getLogger(__name__)
 PATH = "/metrics"
 # An engine answers between two steps, and one whose devices hang only when they have been given up.
 _STATS_S = 2.0
@@ -92,8 +93,11 @@ class ServerMetrics(Collector):
         await asyncio.wait({self._asking}, timeout=_STATS_S)
         if self._asking is not None and self._asking.done():
             asked, self._asking = self._asking, None
-            with contextlib.suppress(SmoeError, RuntimeError):  # there is no engine: the phase says so
+            try:
                 self._stats = asked.result()
+            except (SmoeError, RuntimeError) as error:
+                if self._engine.phase == "running":  # else there is no engine, as the phase says
+                    log.warning("the engine does not say what it counts: %s", error)
 
 
 class CountStatus:

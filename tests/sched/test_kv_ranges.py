@@ -1,3 +1,6 @@
+import sys
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,3 +67,25 @@ def test_check_integrity_names_the_terms(break_it: object, message: str) -> None
     break_it(kv)  # type: ignore[operator]
     with pytest.raises(RuntimeError, match=message):
         kv.check_integrity()
+
+
+def test_used_rows_are_told_to_another_thread() -> None:
+    ranges, interval_s = KVRanges(512), sys.getswitchinterval()
+
+    def work() -> None:
+        for _ in range(100):
+            for owner in map(str, range(200)):
+                assert ranges.try_reserve(owner, 2) is not None
+            for owner in map(str, range(200)):
+                ranges.free(owner)
+
+    worker = threading.Thread(target=work)
+    sys.setswitchinterval(1e-6)
+    try:
+        worker.start()
+        while worker.is_alive():
+            assert 0 <= ranges.used_rows <= 400
+    finally:
+        sys.setswitchinterval(interval_s)
+        worker.join()
+    assert ranges.used_rows == 0
