@@ -191,7 +191,7 @@ def _application(make_app: Callable[[], Any], desk: Any, plan: ServePlan, env: d
 
 class Replica:
     """Tells the desk how its engine is, and ends it when the desk says so. A replica whose engine has failed is
-    replaced by Ray Serve; one whose desk is gone, with the process that deployed it, ends the deployment."""
+    replaced by Ray Serve; one whose desk is gone, with the process that deployed it, drains and ends the deployment."""
 
     app: Any  # set by Ray Serve
 
@@ -210,13 +210,15 @@ class Replica:
         engine = self._engine()
         engine.on_phase = self._report
         self._report()
+        gone = False
         try:
             while not await self._desk.until_ending.remote(self._name):
                 pass
         except RayError:
-            await asyncio.to_thread(serve.shutdown)
-            return
+            gone = True  # and with it whoever would end the deployment, as when a job is stopped that still drains
         await engine.close()
+        if gone:
+            await asyncio.to_thread(serve.shutdown)
 
     def _report(self) -> None:
         engine = self._engine()

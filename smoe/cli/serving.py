@@ -17,7 +17,7 @@ import uvicorn
 from smoe.core.client import EngineClient
 from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import EngineConfig
-from smoe.core.errors import CapacityError, ConfigError
+from smoe.core.errors import CapacityError, ConfigError, StartupError
 from smoe.server.app import make_app
 from smoe.server.config import ServerConfig
 
@@ -139,7 +139,12 @@ def _watch(serving: "Serving", signals: "_Signals", plan: "ServePlan", say: Call
             ending_s = time.monotonic() + plan.drain_s + _FLUSH_S
             if stands == "starting" or serving.lost():
                 return None
-        board = serving.board(board.version, _LOOK_S)
+        try:
+            board = serving.board(board.version, _LOOK_S)
+        except StartupError:
+            if signals.count:  # which went to the processes of a local Ray too
+                return None
+            raise
 
 
 class _Signals:
