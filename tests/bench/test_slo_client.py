@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from smoe.bench.slo.client import Load, Order, Target, closed_loop, open_loop
+from smoe.bench.slo.sse import EventSplitter
 from smoe.metrics.latency import e2e_s, itl_s, ttft_s
 from smoe.metrics.serving import RequestRecord
 from smoe.metrics.slo import Slo, summarise
@@ -271,6 +272,12 @@ def test_events_are_the_same_however_the_network_cuts_them() -> None:
 
     record = answered(play)
     assert (record.error, record.output_tokens) == (None, 1)
+
+
+def test_an_event_is_whole_with_its_blank_line() -> None:
+    events = EventSplitter()
+    assert list(events.feed(b"data: a\ndata: b\nid: 1\n: ping\n")) == []
+    assert list(events.feed(b"\r\n\n\ndata:c\n\ndata: d")) == [b"a\nb", b"c"]
 
 
 def test_what_is_asked_for() -> None:
