@@ -24,6 +24,6 @@ def command(
     from smoe.bench.speculation.run import run
     from smoe.cli.bench import cache_folder
 
-    result = run(quick=quick, cache=cache or cache_folder())
+    result = run(quick=quick, cache=cache or cache_folder(), out=out)
     print_figures(result.summary, "speculation")
     print(result.write(out))

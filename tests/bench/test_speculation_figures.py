@@ -1,5 +1,7 @@
 """Figures of the speculation benchmark from runs and readings made by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,9 +54,16 @@ def test_ratio_is_the_mean_over_sets_of_paired_times() -> None:
 
 def test_hits_and_hidden_time_are_of_all_uses_and_transfers() -> None:
     run = run_of(1.0, hits=90, late=5, cold_misses=4, collision_misses=1, wait_s=0.25, transfer_s=1.0)
-    kept, hits, hidden = draft_figures("60 %", {"a": [run]}, 4)
+    kept, length, hits, hidden = draft_figures("60 %", {"a": [run]}, 4)
     assert (kept.value, hits.value, hidden.value) == pytest.approx((75.0, 90.0, 75.0))
     assert (hits.met, hidden.met) == (False, True)
+    assert length.value == 12 / 4, "each of four windows was ended by a token that was refused"
+
+
+def test_no_run_is_expected_of_a_draft_that_is_never_refused() -> None:
+    run = replace(run_of(1.0, transfer_s=1.0), draft=DraftStats(windows=4, drafted=16, accepted=16))
+    _, length, *_ = draft_figures("60 %", {"a": [run]}, 4)
+    assert length.value is None
 
 
 def test_five_sets_of_prompts() -> None:

@@ -10,6 +10,7 @@ from smoe.core.config import EngineConfig
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
 from smoe.core.stats import DraftStats, ExpertStats
+from smoe.offload.bank import OffloadedBank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,26 @@ class Run:
 
 class Engine:
     def __init__(self, config: EngineConfig) -> None:
-        from smoe.engine.build import build_local_client
+        from smoe.engine.build import build_core, build_runner
+        from smoe.engine.local import LocalClient
 
-        self._client: EngineClient = build_local_client(config)
+        self.runner = build_runner(config)
+        self._client: EngineClient = LocalClient(build_core(config, self.runner))
         self._number = 0
+        self._home: list[tuple[int, int]] = []
+
+    @property
+    def bank(self) -> OffloadedBank:
+        assert isinstance(self.runner.bank, OffloadedBank)
+        return self.runner.bank
+
+    def warm(self, prompt: Sequence[int]) -> None:
+        self.run([prompt], 8)
+        self._home = sorted(self.bank.resident())
+
+    def restore(self) -> None:
+        """The experts resident after `warm` are resident again, brought in in the same order."""
+        self.bank.refill(self._home)
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Run:
         """Greedy, all prompts at once, `tokens` each."""

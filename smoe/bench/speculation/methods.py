@@ -1,6 +1,6 @@
 """What is compared: each method has the same memory for experts, draft included."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smoe.core.config import EngineConfig
 from smoe.core.draft import LOOKUP_DRAFT, SELF_DRAFT, DraftConfig, PrefetchTiming
@@ -17,9 +17,14 @@ class Method:
     draft: DraftConfig | None = None
     unshared: bool = False
 
-    def config(self, model: str, budget_bytes: int, other_bytes: int, *, tier: str, seqs: int) -> EngineConfig:
-        """`other_bytes` are those of the weights beside the experts."""
-        budget = budget_bytes - (other_bytes if self.unshared else 0)
+    @property
+    def depth(self) -> int:
+        """Tokens drafted a window, 0 without a draft."""
+        return self.draft.tokens if self.draft is not None and isinstance(self.draft.tokens, int) else 0
+
+    def config(self, model: str, budget_bytes: int, own_bytes: int, *, tier: str, seqs: int) -> EngineConfig:
+        """`own_bytes` are those of the weights beside the experts and of a KV cache."""
+        budget = budget_bytes - (own_bytes if self.unshared else 0)
         return EngineConfig(
             model=model,
             expert_memory=f"{budget}B",
@@ -30,8 +35,8 @@ class Method:
         )
 
 
-def self_draft(tokens: int, prefetch: PrefetchTiming = "adaptive") -> DraftConfig:
-    return DraftConfig(model=SELF_DRAFT, tokens=tokens, prefetch=prefetch, auto_off=False)
+def self_draft(tokens: int, prefetch: PrefetchTiming = "adaptive", *, residual: bool = False) -> DraftConfig:
+    return DraftConfig(model=SELF_DRAFT, tokens=tokens, prefetch=prefetch, auto_off=False, residual=residual)
 
 
 DEMAND = Method(name="demand LRU")
@@ -42,13 +47,20 @@ def fixed(tokens: int) -> Method:
     return Method(name="fixed checkpoints, unshared", draft=self_draft(tokens, "fixed"), unshared=True)
 
 
-def adaptive(tokens: int) -> Method:
-    return Method(name="INT4 self-draft", draft=self_draft(tokens))
+def adaptive(tokens: int, *, residual: bool = False) -> Method:
+    name = "INT4 self-draft, residuals" if residual else "INT4 self-draft"
+    return Method(name=name, draft=self_draft(tokens, residual=residual))
+
+
+def shorter(method: Method, most: int) -> Method:
+    """The same, drafting at most so many tokens."""
+    assert method.draft is not None
+    return replace(method, draft=replace(method.draft, tokens=min(method.depth, most)))
 
 
 def lookup(tokens: int) -> Method:
     draft = DraftConfig(model=LOOKUP_DRAFT, tokens=tokens, auto_off=False)
-    return Method(name="prompt look-up", draft=draft)
+    return Method(name=f"prompt look-up, K = {tokens}", draft=draft)
 
 
 def original(tokens: int) -> Method:

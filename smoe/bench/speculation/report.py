@@ -39,7 +39,10 @@ def draft_figures(where: str, runs: Runs, depth: int) -> list[Figure]:
     hits, hidden = mean(r.hit_rate for r in every), mean(r.hidden_share for r in every)
     draft_s, verify_s = sum(r.draft.draft_s for r in every), sum(r.draft.verify_s for r in every)
     wait_s = sum(r.experts.wait_s for r in every)
-    spent = f"a window: {1000 * draft_s / windows:.0f} ms drafting, {1000 * verify_s / windows:.0f} ms verifying, "
+    made = f"K = {depth}, {drafted / windows:.1f} drafted a window, {1 + accepted / windows:.2f} tokens of it"
+    spent = (
+        f"{made}; a window: {1000 * draft_s / windows:.0f} ms drafting, {1000 * verify_s / windows:.0f} ms verifying, "
+    )
     spent += f"{1000 * wait_s / windows:.0f} ms of it waiting"
     wasted, begun = sum(r.experts.wasted for r in every), max(1, sum(r.experts.prefetched for r in every))
     return [
@@ -47,8 +50,9 @@ def draft_figures(where: str, runs: Runs, depth: int) -> list[Figure]:
             figure=f"{where}: drafted tokens kept",
             value=100 * accepted / max(1, drafted),
             unit="%",
-            bound=f"{depth} drafted a window, {1 + accepted / windows:.2f} tokens come of it; {spent}",
+            bound=spent,
         ),
+        _expected_run(where, drafted, accepted, windows),
         Figure(
             figure=f"{where}: experts resident when verification asks",
             value=100 * hits,
@@ -63,9 +67,18 @@ def draft_figures(where: str, runs: Runs, depth: int) -> list[Figure]:
             unit="%",
             goal=f">= {100 * GOAL_HIDDEN:.0f} %",
             met=hidden >= GOAL_HIDDEN,
-            bound="1 - time that passes waited / time in which something was under way",
+            bound="1 - time that passes waited / time in which something was under way, which is "
+            f"{100 * sum(r.experts.transfer_s for r in every) / sum(r.decode_s for r in every):.0f} % of all time",
         ),
     ]
+
+
+def _expected_run(where: str, drafted: int, accepted: int, windows: int) -> Figure:
+    """p / (1 - p), where each window that is not kept whole ended with one token that was refused."""
+    refused = min(windows, drafted - accepted)
+    bound = f"{accepted} tokens kept, {refused} windows ended by one that was not"
+    value = accepted / refused if refused else None
+    return Figure(figure=f"{where}: expected run of kept tokens", value=value, unit="tokens", bound=bound)
 
 
 def same_answers(runs: Runs, base: Runs) -> bool:

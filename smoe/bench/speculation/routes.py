@@ -18,7 +18,7 @@ from smoe.models.kv import KVCache
 from smoe.models.loading import Checkpoint
 
 Array = npt.NDArray[Any]
-WIDTHS = (1, 2, 3, 5, 9, 13, 17)
+WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
 
 
 @dataclass(frozen=True, slots=True)
