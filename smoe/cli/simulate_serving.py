@@ -10,7 +10,8 @@ import typer
 from smoe.cli import options, slo_options
 from smoe.cli.simulated_engines import KV_ROWS, Hardware, rates_of
 from smoe.cli.slo_options import positive, whole
-from smoe.cli.values import no_effect
+from smoe.cli.values import no_effect, number
+from smoe.core.errors import ConfigError
 
 NAME = "serving"
 EXAMPLE = options.example(
@@ -45,6 +46,10 @@ def command(
     output_len: slo_options.OutputLen = None,
     len_spread: slo_options.LenSpread = None,
     num_requests: slo_options.NumRequests = "200",
+    min_duration: Annotated[
+        str,
+        typer.Option("--min-duration", metavar="S", help="More requests where they would come in fewer seconds."),
+    ] = "10",
     max_model_len: options.MaxModelLen = None,
     seed: options.Seed = None,
     step_profile: Annotated[
@@ -138,7 +143,9 @@ def command(
     )
     if max_model_len is not None:
         demand = replace(demand, max_model_len=whole("max_model_len", max_model_len, low=2))
-    share = slo_options.share(percent)
+    share, lasting = slo_options.share(percent), number("min_duration", min_duration)
+    if lasting is None or not 0 <= lasting < float("inf"):
+        raise ConfigError("min_duration", min_duration, "seconds, 0 or more")
     asked = rates_of(rates, searchable=bool(slo.limits_ms), own=demand.process.kind == "trace" and not slo.limits_ms)
     for name, value in (("start_rate", start_rate), ("tolerance", tolerance)):
         if value is not None and asked is not None:
@@ -166,15 +173,17 @@ def command(
     start, close = positive("start_rate", start_rate or "1"), positive("tolerance", tolerance or "0.05")
 
     from smoe.bench.slo.cases import plot_cases, points_of, print_cases, rate_figures, search, sweep
+    from smoe.sim.serving.curve import Load
 
+    load = Load(demand, lasting)
     if asked is None:
 
         def note(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
-        found = search(cases, demand, slo, share=share, start=start, tolerance=close, note=note)
+        found = search(cases, load, slo, share=share, start=start, tolerance=close, note=note)
     else:
-        found = sweep(cases, demand, slo, asked)
+        found = sweep(cases, load, slo, asked)
     title = f"{workload or 'made-up lengths'}, {demand.num_requests} requests, {demand.process}, seed {demand.seed}"
     if json:
         import json as json_module

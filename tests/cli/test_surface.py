@@ -98,7 +98,8 @@ SURFACE = {
         [
             *("--arrival", "--compute", "--expert-bytes", "--expert-memory", "--expert-policy", "--goodput", "--help"),
             *("--imbalance", "--input-len", "--json", "--kv-rows", "--lar", "--len-spread", "--link"),
-            *("--max-model-len", "--max-num-batched-tokens", "--max-num-seqs", "--model-shape", "--no-dedup"),
+            *("--max-model-len", "--max-num-batched-tokens", "--max-num-seqs", "--min-duration", "--model-shape"),
+            "--no-dedup",
             *("--num-requests", "--out", "--output-len", "--percent", "--rates", "--schedule", "--seed"),
             *("--skip-bad-rows", "--start-rate", "--step-profile", "--tolerance", "--topology", "--trace"),
             *("--workload", "[NAME:MS]..."),

@@ -11,8 +11,7 @@ from rich.table import Table
 from smoe.bench.result import Figure
 from smoe.bench.slo.plot_timeline import save
 from smoe.metrics.slo import Slo
-from smoe.sim.serving.curve import Engine, figures, highest, serve_at
-from smoe.workload.demand import Demand
+from smoe.sim.serving.curve import Engine, Load, figures, highest, serve_at
 
 _KEPT = ("p99_ttft_ms", "p99_tpot_ms", "p99_tbt_p90_ms")
 Note = Callable[[str], None]
@@ -35,20 +34,20 @@ class Simulated:
     bounded: bool = True
 
 
-def sweep(cases: Sequence[Case], demand: Demand, slo: Slo, rates: Sequence[float | None]) -> list[Simulated]:
+def sweep(cases: Sequence[Case], load: Load, slo: Slo, rates: Sequence[float | None]) -> list[Simulated]:
     return [
-        Simulated(case, tuple(figures(serve_at(case.engine, demand, rate), slo, rate) for rate in rates))
+        Simulated(case, tuple(figures(serve_at(case.engine, load, rate), slo, rate) for rate in rates))
         for case in cases
     ]
 
 
 def search(
-    cases: Sequence[Case], demand: Demand, slo: Slo, *, share: float, start: float, tolerance: float, note: Note
+    cases: Sequence[Case], load: Load, slo: Slo, *, share: float, start: float, tolerance: float, note: Note
 ) -> list[Simulated]:
     """Each begins where the one before it ended: rates are mostly alike."""
     found: list[Simulated] = []
     for case in cases:
-        limit, points = highest(case.engine, demand, slo, share=share, start=start, tolerance=tolerance)
+        limit, points = highest(case.engine, load, slo, share=share, start=start, tolerance=tolerance)
         found.append(Simulated(case, tuple(points), limit.rate, limit.bounded))
         note(f"{case.name}: {limit.rate:.3g} requests/s, {len(points)} rates tried")
         start = limit.rate or start
@@ -64,7 +63,8 @@ def rate_figures(found: Sequence[Simulated], slo: Slo, share: float, prefix: str
         first = found[0]
         over = f"; {one.rate / first.rate:.2f} x {first.case.name}" if one.rate and first.rate and one != first else ""
         name = f"{prefix}simulated: highest rate with {100 * share:g} % within {slo}, {one.case.name}"
-        made.append(Figure(figure=name, value=one.rate, unit="requests/s", bound=like + over))
+        lasted = "" if at is None else f", over {at['duration']:.0f} s"
+        made.append(Figure(figure=name, value=one.rate, unit="requests/s", bound=like + lasted + over))
     return made
 
 

@@ -24,7 +24,7 @@ from smoe.engine.tokenizer import load_tokenizer
 from smoe.metrics.slo import Slo, summarise
 from smoe.models.loading import model_folder
 from smoe.sim.serving.cost import ByLoad
-from smoe.sim.serving.curve import Engine, figures, highest, serve_at
+from smoe.sim.serving.curve import Engine, Load, figures, highest, serve_at
 from smoe.sim.serving.fitted import FEATURES, Fit, StepProfile, fit
 from smoe.workload.demand import Demand
 
@@ -64,7 +64,7 @@ def predict_and_measure(
     try:
         kv_rows = client.stats().kv_rows_total
         rough = _engine(config, kv_rows, fit(before))
-        limit, _ = highest(rough, demand, SLO, share=0.99)
+        limit, _ = highest(rough, Load(demand), SLO, share=0.99)
         rates = [limit.rate * share for share in SHARES_OF_LIMIT]
         measured = {"in process": [_in_process(client, demand, text, rate, note) for rate in rates]}
     finally:
@@ -75,7 +75,7 @@ def predict_and_measure(
     after = measure_steps(config, text, grid)
     fitted = fit(replace(before, steps=before.steps + after.steps))
     engine = _engine(config, kv_rows, fitted)
-    predicted = [figures(serve_at(engine, demand, rate), SLO, rate) for rate in rates]
+    predicted = [figures(serve_at(engine, Load(demand), rate), SLO, rate) for rate in rates]
     rows = [
         Compared(way=way, rate=rate, measured=found, predicted=foretold)
         for way, each in measured.items()

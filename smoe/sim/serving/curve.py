@@ -1,8 +1,9 @@
 """The share of requests within an SLO over the rate at which they come, and the highest rate that still serves a given
 share. Nothing of it is measured: every result says so."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from smoe.core.errors import ConfigError
@@ -41,8 +42,26 @@ class Engine:
         )
 
 
-def serve_at(engine: Engine, demand: Demand, rate: float | None) -> Served:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """At each rate as many requests of `demand` as it says, or as come in `min_s`, as far as its trace goes: a queue
+    that grows is not seen in a moment."""
+
+    demand: Demand
+    min_s: float = 0.0
+
+    def at(self, rate: float | None) -> Demand:
+        wanted = self.demand.num_requests if rate is None else math.ceil(rate * self.min_s)
+        if wanted <= self.demand.num_requests:
+            return self.demand
+        trace = self.demand.open()
+        most = wanted if trace is None else len(trace.rows)
+        return replace(self.demand, num_requests=max(self.demand.num_requests, min(wanted, most)))
+
+
+def serve_at(engine: Engine, load: Load, rate: float | None) -> Served:
     """At `rate` requests a second; None is a trace's own. Raises ConfigError."""
+    demand = load.at(rate)
     arrivals = demand.plan(rate).arrivals
     return serve(arrivals, engine.scheduler(), engine.make_cost(), accept=engine.accept, seed=demand.seed)
 
@@ -60,14 +79,14 @@ def figures(served: Served, slo: Slo, rate: float | None) -> dict[str, Any]:
 
 
 def highest(
-    engine: Engine, demand: Demand, slo: Slo, *, share: float, start: float = 1.0, tolerance: float = 0.05
+    engine: Engine, load: Load, slo: Slo, *, share: float, start: float = 1.0, tolerance: float = 0.05
 ) -> tuple[Search, list[dict[str, Any]]]:
     """The highest rate at which `share` of the requests meet the SLO, and the figures of every rate that was tried, in
     ascending order."""
     tried: list[dict[str, Any]] = []
 
     def holds(rate: float) -> bool:
-        tried.append(figures(serve_at(engine, demand, rate), slo, rate))
+        tried.append(figures(serve_at(engine, load, rate), slo, rate))
         return bool(tried[-1]["slo_attainment"] >= share)
 
     search = highest_rate(holds, start=start, tolerance=tolerance)
