@@ -11,6 +11,7 @@ from smoe.cli import (
     bench_compare,
     bench_quality,
     bench_regroup,
+    bench_serve,
     bench_slo,
     bench_speculation,
     bench_throughput,
@@ -88,6 +89,7 @@ app.command("comm", epilog=bench_comm.EXAMPLE)(bench_comm.command)
 app.command("quality", epilog=bench_quality.EXAMPLE)(bench_quality.command)
 app.command("regroup", epilog=bench_regroup.EXAMPLE)(bench_regroup.command)
 app.command("compare", epilog=bench_compare.EXAMPLE)(bench_compare.command)
+app.command("serve", epilog=bench_serve.EXAMPLE)(bench_serve.command)
 app.command("slo", epilog=bench_slo.EXAMPLE)(bench_slo.command)
 app.command("speculation", epilog=bench_speculation.EXAMPLE)(bench_speculation.command)
 app.command("throughput", epilog=bench_throughput.EXAMPLE)(bench_throughput.command)

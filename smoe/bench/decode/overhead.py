@@ -66,17 +66,21 @@ class NoOpBank:
         return
 
 
-def measure_step(*, repeats: int, result: Result) -> None:
-    """Scheduling, batch building, sampling and text of greedy steps over a decoder that computes nothing."""
+def core_without_arithmetic() -> EngineCore:
     config = EngineConfig(max_num_seqs=max(BATCHES))
     checkpoint = open_checkpoint(config.model)
     tokenizer = load_tokenizer(checkpoint.folder)
     info = planned_model_info(checkpoint, plan_memory(checkpoint, config), tokenizer)
     kv = KVCache(checkpoint.spec, num_rows=32 * 1024, num_states=max(BATCHES), dtype=torch.float32)
     runner = Runner(NoOpDecoder(checkpoint.spec), kv, NoOpBank(), info)
-    core = EngineCore(runner, tokenizer, max_num_seqs=max(BATCHES), max_num_batched_tokens=2048)
+    return EngineCore(runner, tokenizer, max_num_seqs=max(BATCHES), max_num_batched_tokens=2048)
+
+
+def measure_step(*, repeats: int, result: Result) -> None:
+    """Scheduling, batch building, sampling and text of greedy steps over a decoder that computes nothing."""
+    core = core_without_arithmetic()
     for batch in BATCHES:
-        times = [_ms_per_step(core, batch) for _ in range(repeats + 1)][1:]
+        times = [ms_per_step(core, batch) for _ in range(repeats + 1)][1:]
         result.samples[f"step_overhead_ms_batch{batch}"] = times
         goal = GOAL_STEP_MS if batch == 1 else None
         result.add(
@@ -116,7 +120,7 @@ def measure_actors(local: EngineClient, actors: EngineClient, *, steps: int, rep
     )
 
 
-def _ms_per_step(core: EngineCore, batch: int) -> float:
+def ms_per_step(core: EngineCore, batch: int) -> float:
     params = SamplingParams(max_tokens=STEPS + 2, ignore_eos=True)
     core.add([Request(request_id=str(i), prompt_token_ids=(5, 6, 7), params=params) for i in range(batch)])
     core.step()
