@@ -64,6 +64,7 @@ def rate_figures(found: Sequence[Simulated], slo: Slo, share: float, prefix: str
         over = f"; {one.rate / first.rate:.2f} x {first.case.name}" if one.rate and first.rate and one != first else ""
         name = f"{prefix}simulated: highest rate with {100 * share:g} % within {slo}, {one.case.name}"
         lasted = "" if at is None else f", over {at['duration']:.0f} s"
+        lasted += "" if one.bounded else ", and nothing higher was tried"
         made.append(Figure(figure=name, value=one.rate, unit="requests/s", bound=like + lasted + over))
     return made
 

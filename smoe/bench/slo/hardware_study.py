@@ -21,7 +21,7 @@ SLO = Slo.parse(["ttft:500", "tpot:50", "tbt_p90:100"])
 SHARE = 0.99
 BOXES = ("8xh100-nvlink", "8xh100-pcie")
 SEQUENCES = 512
-CHUNKS = (512, 1024, 2048)
+CHUNKS = (1024, 2048)
 """Tokens of a step at most. A schedule gets what suits it best: short steps keep gaps short, long ones are faster."""
 SWEPT_LAR = (0.125, 0.25, 0.5, 0.625)
 Note = Callable[[str], None]
@@ -59,8 +59,8 @@ MODELS = {
 def study(*, quick: bool, out: Path, note: Note = lambda _: None) -> tuple[list[Figure], dict[str, Any]]:
     """Figures and samples; the picture goes to `out`. Some minutes, `quick` one."""
     demand = Demand(num_requests=100, trace="azure-conv")
-    load = Load(demand, min_s=5.0 if quick else 20.0)
-    chunks = CHUNKS[1:2] if quick else CHUNKS
+    load = Load(demand, min_s=4.0 if quick else 10.0)
+    chunks = CHUNKS[-1:] if quick else CHUNKS
     made: list[Figure] = []
     panels: list[tuple[str, list[Simulated]]] = []
     for box in BOXES:

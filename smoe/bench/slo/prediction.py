@@ -57,25 +57,25 @@ def predict_and_measure(
     tokenizer = load_tokenizer(model_folder(config.model))
     assert tokenizer is not None, f"{config.model} has no tokenizer"
     text, grid = corpus(MIXED, tokenizer.encode), QUICK if quick else Grid()
-    demand = Demand(num_requests=40 if quick else 100, input_len=128, output_len=32, len_spread=0.5)
+    load = Load(Demand(num_requests=40, input_len=128, output_len=32, len_spread=0.5), min_s=4.0 if quick else 10.0)
     note("steps of the engine")
     before = measure_steps(config, text, grid)
     client = build_local_client(config)
     try:
         kv_rows = client.stats().kv_rows_total
         rough = _engine(config, kv_rows, fit(before))
-        limit, _ = highest(rough, Load(demand), SLO, share=0.99)
+        limit, _ = highest(rough, load, SLO, share=0.99)
         rates = [limit.rate * share for share in SHARES_OF_LIMIT]
-        measured = {"in process": [_in_process(client, demand, text, rate, note) for rate in rates]}
+        measured = {"in process": [_in_process(client, load.at(rate), text, rate, note) for rate in rates]}
     finally:
         client.shutdown()
     if http:
-        measured["over HTTP"] = _over_http(config, demand, text, rates, note)
+        measured["over HTTP"] = _over_http(config, load, text, rates, note)
     note("steps of the engine once more")
     after = measure_steps(config, text, grid)
     fitted = fit(replace(before, steps=before.steps + after.steps))
     engine = _engine(config, kv_rows, fitted)
-    predicted = [figures(serve_at(engine, Load(demand), rate), SLO, rate) for rate in rates]
+    predicted = [figures(serve_at(engine, load, rate), SLO, rate) for rate in rates]
     rows = [
         Compared(way=way, rate=rate, measured=found, predicted=foretold)
         for way, each in measured.items()
@@ -103,7 +103,7 @@ def _in_process(client: LocalClient, demand: Demand, text: Sequence[int], rate: 
 
 
 def _over_http(
-    config: EngineConfig, demand: Demand, text: Sequence[int], rates: Sequence[float], note: Note
+    config: EngineConfig, load: Load, text: Sequence[int], rates: Sequence[float], note: Note
 ) -> list[dict[str, Any]]:
     limits = (
         "--max-num-seqs",
@@ -113,11 +113,11 @@ def _over_http(
     )
     with own_server(["--in-process", "--model", config.model, "--served-model-name", "model", *limits]) as url:
         target = Target(base_url=url, model="model", extra={"ignore_eos": True})
-        study = Study(target=target, demand=demand, slo=SLO, text=text)
-        study.warm_up(_WARM_UP)
+        Study(target=target, demand=load.demand, slo=SLO, text=text).warm_up(_WARM_UP)
         found = []
         for rate in rates:
             note(f"{rate:.3g} requests a second over HTTP")
+            study = Study(target=target, demand=load.at(rate), slo=SLO, text=text)
             found += [point.figures for point in study.at(Offered(rate=rate))]
         return found
 
