@@ -26,22 +26,9 @@ def command(
     limits: slo_options.Limits = None,
     goodput: slo_options.Goodput = None,
     percent: slo_options.Percent = "99",
-    rates: Annotated[
-        str | None,
-        typer.Option(
-            "--rates",
-            metavar="R,...|auto",
-            help="Requests a second; auto (the default) searches for the highest that meets the objectives, own is "
-            "that of --arrival trace.",
-        ),
-    ] = None,
-    start_rate: Annotated[
-        str | None, typer.Option("--start-rate", metavar="R", help="Where the search begins. Default 1.")
-    ] = None,
-    tolerance: Annotated[
-        str | None,
-        typer.Option("--tolerance", metavar="X", help="The search ends between two rates this close. Default 0.1."),
-    ] = None,
+    rates: slo_options.Rates = None,
+    start_rate: slo_options.StartRate = None,
+    tolerance: slo_options.Tolerance = None,
     max_concurrency: Annotated[
         str | None,
         typer.Option("--max-concurrency", metavar="N,...", help="Instead of rates: keep so many in flight."),

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from smoe.cli import options, slo_options
-from smoe.cli.simulated_engines import KV_ROWS, Hardware, rates_of
-from smoe.cli.slo_options import positive, whole
+from smoe.cli.simulated_engines import KV_ROWS, Hardware
+from smoe.cli.slo_options import positive, rates_of, whole
 from smoe.cli.values import no_effect, number
 from smoe.core.errors import ConfigError
 
@@ -24,21 +24,9 @@ def command(
     limits: slo_options.Limits = None,
     goodput: slo_options.Goodput = None,
     percent: slo_options.Percent = "99",
-    rates: Annotated[
-        str | None,
-        typer.Option(
-            "--rates",
-            metavar="R,...|auto",
-            help="Requests a second; auto (the default) searches for the highest that meets the objectives.",
-        ),
-    ] = None,
-    start_rate: Annotated[
-        str | None, typer.Option("--start-rate", metavar="R", help="Where the search begins. Default 1.")
-    ] = None,
-    tolerance: Annotated[
-        str | None,
-        typer.Option("--tolerance", metavar="X", help="The search ends between two rates this close. Default 0.05."),
-    ] = None,
+    rates: slo_options.Rates = None,
+    start_rate: slo_options.StartRate = None,
+    tolerance: slo_options.Tolerance = None,
     arrival: slo_options.Arrival = None,
     workload: slo_options.Workload = None,
     skip_bad_rows: slo_options.SkipBadRows = False,
@@ -146,7 +134,7 @@ def command(
     share, lasting = slo_options.share(percent), number("min_duration", min_duration)
     if lasting is None or not 0 <= lasting < float("inf"):
         raise ConfigError("min_duration", min_duration, "seconds, 0 or more")
-    asked = rates_of(rates, searchable=bool(slo.limits_ms), own=demand.process.kind == "trace" and not slo.limits_ms)
+    asked = rates_of(rates, arrival, searchable=bool(slo.limits_ms))
     for name, value in (("start_rate", start_rate), ("tolerance", tolerance)):
         if value is not None and asked is not None:
             raise no_effect(name, value, "--rates auto")

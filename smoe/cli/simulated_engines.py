@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smoe.cli.slo_options import listed, positive, whole
+from smoe.cli.slo_options import listed, whole
 from smoe.cli.values import no_effect, number
 from smoe.core.errors import ConfigError
 
@@ -143,14 +143,3 @@ class Hardware:
     def _limits(self) -> dict[str, int]:
         given = {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens}
         return {name: whole(name, text) for name, text in given.items() if text is not None}
-
-
-def rates_of(rates: str | None, *, searchable: bool, own: bool) -> list[float | None] | None:
-    """None: search. `own`: arrivals at a trace's own times need no rate."""
-    if rates is None and own:
-        return [None]
-    if rates in (None, "auto"):
-        if not searchable:
-            raise ConfigError("rates", rates or "auto", "needs --goodput, or rates to sweep, as in --rates 1,2,4")
-        return None
-    return [*sorted(positive("rates", part) for part in listed("rates", rates or ""))]

@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smoe.cli.slo_options import listed, positive, whole
+from smoe.cli.slo_options import listed, positive, rates_of, whole
 from smoe.cli.values import no_effect
 from smoe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from smoe.bench.slo.study import Offered
-
-AUTO, OWN = "auto", "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +34,13 @@ def loads(
     for name, value in (("rates", rates), ("arrival", arrival)):
         if concurrency is not None and value is not None:
             raise ConfigError(name, value, "not with --max-concurrency, which sends when an answer has ended")
-    searches = concurrency is None and rates in (None, AUTO)
+    asked = None if concurrency is not None else rates_of(rates, arrival, searchable=searchable)
     for name, value in (("start_rate", start_rate), ("tolerance", tolerance)):
-        if value is not None and not searches:
+        if value is not None and (concurrency is not None or asked is not None):
             raise no_effect(name, value, "--rates auto")
     if concurrency is not None:
         numbers = [whole("max_concurrency", part) for part in listed("max_concurrency", concurrency)]
         return Loads([Offered(concurrency=number) for number in sorted(numbers)])
-    if searches:
-        if not searchable:
-            raise ConfigError("rates", rates or AUTO, "needs --goodput, or rates to sweep, as in --rates 1,2,4")
+    if asked is None:
         return Loads(None, positive("start_rate", start_rate or "1"), positive("tolerance", tolerance or "0.1"))
-    parts = listed("rates", rates or "")
-    if OWN in parts and arrival != "trace":
-        raise ConfigError("rates", OWN, "only with --arrival trace: nothing else has a rate of its own")
-    own = [Offered()] if OWN in parts else []
-    return Loads([*own, *(Offered(rate=rate) for rate in sorted(positive("rates", p) for p in parts if p != OWN))])
+    return Loads([Offered(rate=rate) for rate in asked])

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from smoe.metrics.slo import Slo
     from smoe.workload.demand import Demand
 
+AUTO, OWN = "auto", "own"
+
 Workload = Annotated[
     str | None,
     typer.Option(
@@ -55,6 +57,19 @@ Goodput = Annotated[
 Limits = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME:MS]...", help="Further limits after --goodput.", show_default=False),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        "--rates",
+        metavar="R,...|auto",
+        help="Requests a second; auto (the default) searches for the highest that meets the objectives, own is that of "
+        "--arrival trace.",
+    ),
+]
+StartRate = Annotated[str | None, typer.Option("--start-rate", metavar="R", help="Where the search begins. Default 1.")]
+Tolerance = Annotated[
+    str | None, typer.Option("--tolerance", metavar="X", help="The search ends between two rates this close.")
 ]
 Percent = Annotated[
     str, typer.Option("--percent", metavar="P", help="The share of requests that has to meet the objectives.")
@@ -114,6 +129,21 @@ def demand(
     )
     chosen.requests()
     return chosen
+
+
+def rates_of(rates: str | None, arrival: str | None, *, searchable: bool) -> list[float | None] | None:
+    """In ascending order, None in it for a trace's own; None alone: search. Raises ConfigError."""
+    if rates is None and arrival == "trace" and not searchable:
+        return [None]
+    if rates in (None, AUTO):
+        if not searchable:
+            raise ConfigError("rates", rates or AUTO, "needs --goodput, or rates to sweep, as in --rates 1,2,4")
+        return None
+    parts = listed("rates", rates or "")
+    if OWN in parts and arrival != "trace":
+        raise ConfigError("rates", OWN, "only with --arrival trace: nothing else has a rate of its own")
+    given = sorted(positive("rates", part) for part in parts if part != OWN)
+    return [None, *given] if OWN in parts else [*given]
 
 
 def whole(field: str, text: str, low: int = 1) -> int:
