@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 
 from smoe.core.config import EngineConfig
 from smoe.core.draft import LOOKUP_DRAFT, SELF_DRAFT, DraftConfig, PrefetchTiming
+from smoe.offload.build import DRAFT_POLICY
 from smoe.offload.policies.spec import parse_policies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """`unshared`: the draft has weights of its own beside the experts, and a KV cache of its own, as SpecMoEOff's; that
-    many bytes are missing from the experts' memory."""
+    many bytes are missing from the experts' memory. What is evicted is always said, so that no default hides it."""
 
     name: str
     policy: str = "evict=lru"
@@ -49,7 +50,7 @@ def fixed(tokens: int) -> Method:
 
 def adaptive(tokens: int, *, residual: bool = False) -> Method:
     name = "INT4 self-draft, residuals" if residual else "INT4 self-draft"
-    return Method(name=name, draft=self_draft(tokens, residual=residual))
+    return Method(name=name, policy=DRAFT_POLICY, draft=self_draft(tokens, residual=residual))
 
 
 def shorter(method: Method, most: int) -> Method:
