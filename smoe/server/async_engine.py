@@ -155,7 +155,7 @@ class AsyncEngine:
 
     async def _load(self) -> None:
         try:
-            self._client = await asyncio.to_thread(self._open)
+            self._client = await self._opened()
             self._moe_layers = self._client.info().moe_layers
         except SmoeError as error:
             self._fail(str(error), getattr(error, "details", ""))
@@ -166,6 +166,21 @@ class AsyncEngine:
             if self.phase == "loading":
                 self._enter("running")
                 self._poller.start()
+
+    def _opened(self) -> "asyncio.Future[EngineClient]":
+        """On a thread that nobody waits for when the process is asked to end meanwhile."""
+        future: asyncio.Future[EngineClient] = self._loop.create_future()
+
+        def work() -> None:
+            try:
+                client = self._open()
+            except BaseException as error:
+                self._tell(future.set_exception, error)
+            else:
+                self._tell(future.set_result, client)
+
+        threading.Thread(target=work, name="engine-load", daemon=True).start()
+        return future
 
     async def _close(self) -> None:
         if self.phase == "failed":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from smoe.core.client import EngineClient
 from smoe.core.step import SampledToken
 from smoe.server.app import make_app
 from smoe.server.async_engine import AsyncEngine
@@ -184,5 +185,20 @@ def test_a_stream_that_gets_no_first_token_in_time_has_a_status() -> None:
             assert (call.status, call.json["error"]["code"]) == (503, "request_timeout")
             assert engine.num_in_flight == 0
             executor.allow(5)
+
+    run(body)
+
+
+def test_a_load_under_way_holds_nobody_up_who_wants_to_end() -> None:
+    asked = threading.Event()
+
+    def never() -> EngineClient:
+        asked.set()
+        threading.Event().wait()
+        raise AssertionError
+
+    async def body() -> None:
+        AsyncEngine(never, max_queue=1, drain_s=1.0).start()
+        await until(asked.is_set)
 
     run(body)
