@@ -1,4 +1,4 @@
-"""The highest rate that a system bears, by doubling and bisection. Pure: whoever asks runs the trials."""
+"""The highest rate that a system bears, by steps and bisection. Pure: whoever asks runs the trials."""
 
 import math
 from collections.abc import Callable
@@ -25,18 +25,20 @@ def highest_rate(
     *,
     start: float,
     tolerance: float = 0.05,
+    factor: float = 2.0,
     lowest: float | None = None,
     highest: float | None = None,
 ) -> Search:
-    """Doubles or halves from `start` until one rate holds and another does not, then halves their ratio until it is at
-    most 1 + `tolerance`. Not below `lowest` (default: start / 1,024) nor above `highest` (start * 1,048,576).
+    """Multiplies or divides by `factor` from `start` on until one rate holds and another does not, then halves their
+    ratio (by its root) until it is at most 1 + `tolerance`. Not below `lowest` (default: start / 1,024) nor above
+    `highest` (start * 1,048,576).
 
     `holds` should be true up to some rate and false beyond; each rate is tried once.
     """
     lowest = start / 1024 if lowest is None else lowest
     highest = start * 1_048_576 if highest is None else highest
     assert 0 < lowest <= start <= highest, f"{lowest} <= {start} <= {highest}"
-    assert tolerance > 0, f"tolerance {tolerance}"
+    assert min(tolerance, factor - 1) > 0, f"tolerance {tolerance}, factor {factor}"
     trials: list[tuple[float, bool]] = []
 
     def tried(rate: float) -> bool:
@@ -46,10 +48,10 @@ def highest_rate(
 
     good, bad = (start, None) if tried(start) else (None, start)
     while bad is None and good is not None and good < highest:
-        rate = min(2 * good, highest)
+        rate = min(factor * good, highest)
         good, bad = (rate, None) if tried(rate) else (good, rate)
     while good is None and bad is not None and bad > lowest:
-        rate = max(bad / 2, lowest)
+        rate = max(bad / factor, lowest)
         good, bad = (rate, bad) if tried(rate) else (None, rate)
     while good is not None and bad is not None and bad / good > 1 + tolerance:
         rate = math.sqrt(good * bad)

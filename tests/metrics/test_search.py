@@ -27,6 +27,14 @@ def test_every_rate_is_tried_once_and_kept() -> None:
     assert all(held == (rate <= 5) for rate, held in search.trials)
 
 
+def test_smaller_steps_from_a_good_guess() -> None:
+    search = highest_rate(lambda rate: rate <= 5, start=4.5, factor=1.2, tolerance=0.1)
+    assert [rate for rate, _ in search.trials] == pytest.approx([4.5, 5.4, (4.5 * 5.4) ** 0.5])
+    assert search.rate == pytest.approx((4.5 * 5.4) ** 0.5)
+    below = highest_rate(lambda rate: rate <= 4, start=4.5, factor=1.2, tolerance=0.5)
+    assert below.trials == ((4.5, False), (3.75, True))
+
+
 def test_ends_at_its_bounds() -> None:
     above = highest_rate(lambda _: True, start=1.0, highest=6.0)
     assert above.rate == 6

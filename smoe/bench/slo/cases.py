@@ -14,6 +14,7 @@ from smoe.metrics.slo import Slo
 from smoe.sim.serving.curve import Engine, Load, figures, highest, serve_at
 
 _KEPT = ("p99_ttft_ms", "p99_tpot_ms", "p99_tbt_p90_ms")
+_NEAR = 1.3
 Note = Callable[[str], None]
 
 
@@ -44,13 +45,14 @@ def sweep(cases: Sequence[Case], load: Load, slo: Slo, rates: Sequence[float | N
 def search(
     cases: Sequence[Case], load: Load, slo: Slo, *, share: float, start: float, tolerance: float, note: Note
 ) -> list[Simulated]:
-    """Each begins where the one before it ended: rates are mostly alike."""
+    """Each begins where the one before it ended, with smaller steps: rates are mostly alike."""
     found: list[Simulated] = []
+    factor = 2.0
     for case in cases:
-        limit, points = highest(case.engine, load, slo, share=share, start=start, tolerance=tolerance)
+        limit, points = highest(case.engine, load, slo, share=share, start=start, tolerance=tolerance, factor=factor)
         found.append(Simulated(case, tuple(points), limit.rate, limit.bounded))
         note(f"{case.name}: {limit.rate:.3g} requests/s, {len(points)} rates tried")
-        start = limit.rate or start
+        start, factor = (limit.rate, _NEAR) if limit.rate else (start, 2.0)
     return found
 
 

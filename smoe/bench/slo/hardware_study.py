@@ -21,8 +21,7 @@ SLO = Slo.parse(["ttft:500", "tpot:50", "tbt_p90:100"])
 SHARE = 0.99
 BOXES = ("8xh100-nvlink", "8xh100-pcie")
 SEQUENCES = 512
-CHUNKS = (1024, 2048)
-"""Tokens of a step at most. A schedule gets what suits it best: short steps keep gaps short, long ones are faster."""
+STEP_TOKENS = 2048
 SWEPT_LAR = (0.125, 0.25, 0.5, 0.625)
 Note = Callable[[str], None]
 
@@ -59,16 +58,16 @@ MODELS = {
 def study(*, quick: bool, out: Path, note: Note = lambda _: None) -> tuple[list[Figure], dict[str, Any]]:
     """Figures and samples; the picture goes to `out`. Some minutes, `quick` one."""
     demand = Demand(num_requests=100, trace="azure-conv")
-    load = Load(demand, min_s=4.0 if quick else 10.0)
-    chunks = CHUNKS[-1:] if quick else CHUNKS
+    load = Load(demand, min_s=15.0 if quick else 60.0)
     made: list[Figure] = []
     panels: list[tuple[str, list[Simulated]]] = []
     for box in BOXES:
         for model, locality in MODELS.items():
-            found = [_best(box, model, routing, load, chunks, note) for routing in _routings(locality)]
+            cases = [_case(box, model, *named) for named in _routings(locality)]
+            found = _searched(cases, load, f"{model} on {box}", note)
             panels.append((f"{model} on {box}", found))
             made += rate_figures(found, SLO, SHARE, prefix=f"{model} on {box}: ")
-    swept = _over_lar(load, chunks, note)
+    swept = _searched(_over_lar(), load, f"{next(iter(MODELS))} on {BOXES[1]}", note)
     made += rate_figures(swept, SLO, SHARE, prefix=f"{next(iter(MODELS))} on {BOXES[1]}, by LAR: ")
     path = plot_cases(
         panels, SLO, SHARE, out / "serve-simulated.png", f"requests of azure-conv for {load.min_s:g} s or more"
@@ -79,7 +78,7 @@ def study(*, quick: bool, out: Path, note: Note = lambda _: None) -> tuple[list[
     samples["assumed"] = {
         **asdict(Attainable()),
         "max_num_seqs": SEQUENCES,
-        "tokens a step, the best of": chunks,
+        "max_num_batched_tokens": STEP_TOKENS,
         "locality": {model: asdict(locality) for model, locality in MODELS.items()},
     }
     return made, samples
@@ -92,36 +91,31 @@ def _routings(locality: Locality) -> Iterable[tuple[str, Routing]]:
     yield f"speculative, LAR {locality.grouped_lar:g}", grouped
 
 
-def _over_lar(load: Load, chunks: Sequence[int], note: Note) -> list[Simulated]:
+def _over_lar() -> list[Case]:
     model, locality = next(iter(MODELS.items()))
+    imbalance = locality.grouped_imbalance
     return [
-        _best(
-            BOXES[1],
-            model,
-            (
-                f"speculative, LAR {lar:g}",
-                Routing(schedule="speculative", lar=lar, imbalance=locality.grouped_imbalance),
-            ),
-            load,
-            chunks,
-            note,
-        )
+        _case(BOXES[1], model, f"LAR {lar:g}", Routing(schedule="speculative", lar=lar, imbalance=imbalance))
         for lar in SWEPT_LAR
     ]
 
 
-def _best(box: str, model: str, named: tuple[str, Routing], load: Load, chunks: Sequence[int], note: Note) -> Simulated:
-    """With the chunk that serves most."""
-    name, routing = named
+def _case(box: str, model: str, name: str, routing: Routing) -> Case:
     device = DeviceCost(open_topology(box), open_shape(model), routing)
     cost = ByLoad(device)
-
-    def case(chunk: int) -> Case:
-        limits = {"kv_rows": device.kv_rows, "max_num_seqs": SEQUENCES, "max_num_batched_tokens": chunk}
-        return Case(f"{name}, {chunk} tokens a step", Engine(make_cost=lambda: cost, **limits))
-
-    cases = [case(chunk) for chunk in chunks]
-    found = search(
-        cases, load, SLO, share=SHARE, start=4.0, tolerance=0.05, note=lambda text: note(f"{model} on {box}: {text}")
+    return Case(
+        name,
+        Engine(
+            make_cost=lambda: cost,
+            kv_rows=device.kv_rows,
+            max_num_seqs=SEQUENCES,
+            max_num_batched_tokens=STEP_TOKENS,
+        ),
     )
-    return max(found, key=lambda one: one.rate or 0.0)
+
+
+def _searched(cases: Sequence[Case], load: Load, where: str, note: Note) -> list[Simulated]:
+    def told(text: str) -> None:
+        note(f"{where}: {text}")
+
+    return search(cases, load, SLO, share=SHARE, start=4.0, tolerance=0.05, note=told)

@@ -79,15 +79,22 @@ def figures(served: Served, slo: Slo, rate: float | None) -> dict[str, Any]:
 
 
 def highest(
-    engine: Engine, load: Load, slo: Slo, *, share: float, start: float = 1.0, tolerance: float = 0.05
+    engine: Engine,
+    load: Load,
+    slo: Slo,
+    *,
+    share: float,
+    start: float = 1.0,
+    tolerance: float = 0.05,
+    factor: float = 2.0,
 ) -> tuple[Search, list[dict[str, Any]]]:
     """The highest rate at which `share` of the requests meet the SLO, and the figures of every rate that was tried, in
-    ascending order."""
+    ascending order. `factor` as highest_rate has it."""
     tried: list[dict[str, Any]] = []
 
     def holds(rate: float) -> bool:
         tried.append(figures(serve_at(engine, load, rate), slo, rate))
         return bool(tried[-1]["slo_attainment"] >= share)
 
-    search = highest_rate(holds, start=start, tolerance=tolerance)
+    search = highest_rate(holds, start=start, tolerance=tolerance, factor=factor)
     return search, sorted(tried, key=lambda one: float(one["request_rate"]))
