@@ -56,16 +56,17 @@ class OffloadedBank:
         beside: SecondCore | None = None,
         plan_order: PlanOrder = "deadline",
         max_planned: int | None = None,
+        rolling: int | None = None,
         poison: bool = False,
     ) -> None:
         """`num_slots` over all layers, of which `floor` >= 1 are safe for each. Closes `store` when closed.
         `resize` can go up to `max_slots` (default: no further): addresses are reserved, memory is taken as it is used.
 
-        `max_background`, `pause_share`, `plan_order` and `max_planned` as Planner has them. `in_place` is needed by
-        miss policies that compute there; what they compare is measured, unless `costs` says it. `copies`, of a store
-        whose copies into slots may overtake what computes from them, hears when a slot has been used for the last time.
-        `beside` computes what is computed in place while all else of a layer goes on, instead of between; it is not
-        closed. `poison` fills slots and outputs that hold nothing yet with NaN.
+        `max_background`, `pause_share`, `plan_order`, `max_planned` and `rolling` as Planner has them. `in_place` is
+        needed by miss policies that compute there; what they compare is measured, unless `costs` says it. `copies`, of
+        a store whose copies into slots may overtake what computes from them, hears when a slot has been used for the
+        last time. `beside` computes what is computed in place while all else of a layer goes on, instead of between; it
+        is not closed. `poison` fills slots and outputs that hold nothing yet with NaN.
         """
         spec = shelf.spec
         self._layers = spec.moe_layers
@@ -84,6 +85,7 @@ class OffloadedBank:
             costs=self._costs if costs is None else costs,
             plan_order=plan_order,
             max_planned=max_planned,
+            rolling=rolling,
         )
         self._slot_bytes, self._rate = shelf.slot_bytes, LinkRate()
         # Order within a row is of no consequence to the sum; only these policies go by it (and by anything but ids).

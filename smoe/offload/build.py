@@ -20,6 +20,7 @@ from smoe.models.residual_file import ResidualFile
 from smoe.offload.ahead import PAUSE_SHARE
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.draft_memory import slots_beside_draft
+from smoe.offload.layer_pass import ROLLING
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import PolicySpec, parse_policies
 from smoe.offload.shelf import Shelf
@@ -97,6 +98,7 @@ def open_bank(
             floor=floor,
             pause_share=PAUSE_SHARE,
             in_place=in_place,
+            rolling=None if config.draft is None else ROLLING,
             poison=poison,
         )
     except BaseException:

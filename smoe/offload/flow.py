@@ -34,11 +34,11 @@ class Flow:
         if self._transfers.pending:
             self._deliver(self._transfers.poll())
 
-    def take(self, run: LayerPass) -> list[View]:
-        """Views of the pass that have arrived, in the tables, at least one arrival of anybody's having been waited
-        for. Raises the first error, after noting all arrivals."""
+    def take(self, run: LayerPass, *, wait: bool = True) -> list[View]:
+        """Views of the pass that have arrived, in the tables; if told to `wait`, at least one arrival of anybody's
+        having been waited for. Raises the first error, after noting all arrivals."""
         views, errors, others = [], [], []
-        for arrival in self._transfers.take():
+        for arrival in self._transfers.take() if wait else self._transfers.poll():
             view, tensors, error = arrival
             if not run.awaits(view):
                 others.append(arrival)
@@ -55,6 +55,7 @@ class Flow:
             raise error
         if others:
             self._deliver(others)
+        if others or run.rolls:
             self.begin(run.resume())
         return views
 

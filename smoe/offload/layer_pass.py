@@ -4,6 +4,10 @@ Decisions depend only on the sequence of calls, never on which transfer is faste
 all those issued before it are, and after each retirement the misses that now get a slot are issued. So a
 simulator that drives this class sees the victims that the engine sees. Only a prefetch in flight brings time in: it
 cannot be evicted before it has arrived.
+
+A pass that rolls has only a few misses in flight at a time, and computes a few experts at a time, taking in arrivals in
+between. A miss then takes the slot of the least valued of all that is computed by then, and not of whatever was not
+asked for when the pass began; and the link, whose next transfer waits for a part and not for all hits, hardly pauses.
 """
 
 from collections import deque
@@ -11,19 +15,30 @@ from collections.abc import Callable, Iterable, Sequence
 
 from smoe.offload.cache import Residency, View
 
+ROLLING = 4
+"""Enough to keep a link busy."""
+
 
 class LayerPass:
     """`start`, compute `hits`, `retire_hits`; then while `unfinished`, for each arrival `arrived`, compute, `retire`.
 
     The views returned by `start`, `retire_hits`, `retire`, `failed` and `resume` are the transfers to begin now.
     `late` are in flight already, from now on waited for. A pass that waits for nothing has `all_hits`.
+    What is computed goes through `parts`; one that `rolls` calls `resume` after each arrival.
     """
 
     def __init__(
-        self, residency: Residency, layer: int, experts: Sequence[int], then: Callable[[], list[View]] | None = None
+        self,
+        residency: Residency,
+        layer: int,
+        experts: Sequence[int],
+        then: Callable[[], list[View]] | None = None,
+        *,
+        rolling: int | None = None,
     ) -> None:
-        """`experts` are distinct and ascending. `then` gives transfers to begin once no miss waits for a slot."""
-        self.layer = layer
+        """`experts` are distinct and ascending. `then` gives transfers to begin once no miss waits for a slot.
+        `rolling` >= 1 misses are awaited, and experts computed, at a time; None for as many as there are."""
+        self.layer, self._rolling = layer, rolling
         self._residency, self._then = residency, then
         self.hits = residency.pin(layer, experts)
         self.late = residency.claim(layer, experts)
@@ -44,9 +59,19 @@ class LayerPass:
         """Transfers that can begin beside the hits, before any slot is given back."""
         return self._issue()
 
-    def retire_hits(self) -> list[View]:
-        """The hits are computed: gives them all back before a victim is chosen among them."""
-        for view in self.hits:
+    @property
+    def rolls(self) -> bool:
+        return self._rolling is not None
+
+    def parts(self, views: Sequence[View]) -> list[Sequence[View]]:
+        """`views`, at least one part, each computed together: all, unless misses wait for slots and the pass rolls."""
+        if self._rolling is None or not self._waiting or not views:
+            return [views]
+        return [views[start : start + self._rolling] for start in range(0, len(views), self._rolling)]
+
+    def retire_hits(self, part: Sequence[View] | None = None) -> list[View]:
+        """The hits, or a part of them, are computed: gives these all back before a victim is chosen among them."""
+        for view in self.hits if part is None else part:
             self._unpin(view)
         return self._issue()
 
@@ -90,7 +115,7 @@ class LayerPass:
         return begin
 
     def resume(self) -> list[View]:
-        """A slot that was in flight for somebody else may be had now."""
+        """A slot that was in flight for somebody else may be had now, or one more miss awaited."""
         return self._issue()
 
     def skip(self) -> list[View]:
@@ -125,6 +150,8 @@ class LayerPass:
     def _issue(self) -> list[View]:
         begin: list[View] = []
         while self._waiting:
+            if self._rolling is not None and len(self._expected) >= self._rolling:
+                return begin
             view = self._residency.try_reserve(self.layer, self._waiting[0])
             if view is None:
                 return begin

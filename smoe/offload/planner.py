@@ -10,14 +10,18 @@ The order of calls is the contract; with transfers that arrive at once it gives 
         for view in run.late: its transfer is urgent now
         for view in run.stale: if its transfer has not started, cancel it and planner.cancelled(view)
         begin(run.start())
-        compute run.hits;                                 ids and weights of run.decision, if there is one
-        begin(run.retire_hits())
+        for part in parts = run.parts(run.hits):          ids and weights of run.decision, if there is one
+            compute it; if there are several parts: take();  begin(run.retire_hits(part))
         compute run.in_place where they are, and give them back
         while run.unfinished:
-            one arrival or more; of each view:
-                run.awaits(view): run.arrived(view), compute it, begin(run.retire([view]))
-                                  (failed: if run.forgives(view): begin(run.failed(view)), else the forward fails)
-                else:             planner.arrived(view) or planner.failed(view); begin(run.resume())
+            if nothing of the pass has arrived that is not computed: take(), waiting for an arrival
+            compute the first of run.parts(those); if there are others: take();  begin(run.retire(it))
+
+`take` is, of every view that has arrived,
+    run.awaits(view): run.arrived(view)     (failed: if run.forgives(view): begin(run.failed(view)), else the forward
+                                             fails)
+    else:             planner.arrived(view) or planner.failed(view)
+and then, if there was one of the second kind or run.rolls, begin(run.resume()).
 
 Between forwards a draft may say what the next one will ask for, as often as it likes:
 
@@ -72,6 +76,7 @@ class Planner:
         costs: Costs | None = None,
         plan_order: PlanOrder = "deadline",
         max_planned: int | None = None,
+        rolling: int | None = None,
     ) -> None:
         """`max_background` >= 1 slots may be in flight without a pass that waits; by default a layer's share of all.
 
@@ -83,7 +88,7 @@ class Planner:
         what they compare.
 
         `plan_order` is the order of what drafts ask for, of which `max_planned` >= 1 may be in flight beside the rest;
-        by default half of the slots.
+        by default half of the slots. `rolling` is LayerPass's.
         """
         self._residency, self._prefetch, self._needs_logits = residency, policies.prefetch, policies.miss.needs_logits
         self._answers = Answers(residency, policies, hold=hold, costs=costs)
@@ -98,6 +103,7 @@ class Planner:
             pause_window=pause_window,
         )
         self._place = {layer: place for place, layer in enumerate(layers)}
+        self._rolling = rolling
         self._pass, self._layer_now, self._last_layer = 0, layers[0], layers[-1]
         self._cancelled = 0
         self._epoch_begun = False
@@ -158,7 +164,13 @@ class Planner:
             experts = distinct(decision.ids)
         if in_place:
             experts = [expert for expert in experts if expert not in in_place]
-        run = PlannedPass(residency, layer, experts, lambda: self._ahead.begin(routing, lookahead, answers.to_admit))
+        run = PlannedPass(
+            residency,
+            layer,
+            experts,
+            lambda: self._ahead.begin(routing, lookahead, answers.to_admit),
+            rolling=self._rolling,
+        )
         run.decision, run.in_place = decision, in_place
         run.stale = residency.background(layer)
         if in_place:

@@ -50,23 +50,30 @@ class Waves:
         flow, beside = self._flow, None
         if run.in_place and self._beside is not None:
             beside = self._beside.begin(lambda: self._compute_in_place(run, x_TD, ids, pairs_TKD))
-        held: list[View] = []
+        ready: list[View] = []
         try:
             while run.awaited and not self.hits_first:
-                held += flow.take(run)
-            if run.hits:
-                self._compute(x_TD, ids, run.hits, pairs_TKD)
-            flow.begin(run.retire_hits())
-            if held:
-                self._compute(x_TD, ids, held, pairs_TKD)
-                flow.begin(run.retire(held))
+                ready += flow.take(run)
+            parts = run.parts(run.hits)
+            for part in parts:
+                if part:
+                    self._compute(x_TD, ids, part, pairs_TKD)
+                if len(parts) > 1:
+                    ready += flow.take(run, wait=False)
+                flow.begin(run.retire_hits(part))
             if run.in_place and beside is None:
                 self._computed_in_place(run, *self._compute_in_place(run, x_TD, ids, pairs_TKD))
             while run.unfinished:
-                views = flow.take(run)
-                if views:
-                    self._compute(x_TD, ids, views, pairs_TKD)
-                    flow.begin(run.retire(views))
+                if not ready:
+                    ready += flow.take(run)
+                part = run.parts(ready)[0]
+                if not part:
+                    continue
+                self._compute(x_TD, ids, part, pairs_TKD)
+                ready = ready[len(part) :]
+                if ready:
+                    ready += flow.take(run, wait=False)
+                flow.begin(run.retire(part))
         finally:
             if beside is not None:
                 self._computed_in_place(run, *beside.result())

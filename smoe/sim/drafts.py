@@ -14,6 +14,7 @@ from smoe.core.draft import GROUP_SIZES, TIMINGS, PrefetchTiming
 from smoe.core.errors import ConfigError
 from smoe.core.route_trace import Array, RouteTrace
 from smoe.offload.drafted import PlanOrder
+from smoe.offload.layer_pass import ROLLING
 from smoe.offload.policies.draft_plan import PlanRule
 from smoe.sim.forwards import Mode, forwards
 
@@ -22,7 +23,8 @@ from smoe.sim.forwards import Mode, forwards
 class SimDraft:
     """`tokens` a window, each kept with chance `accept` while all before it are; of the experts that the draft's router
     chooses, a share `recall` are the model's, the others any of the layer. A token takes `step_s`. Of the memory for
-    experts the draft takes what a share `bytes_share` of all experts would. `rule` and `order` are of its plans.
+    experts the draft takes what a share `bytes_share` of all experts would. `rule` and `order` are of its plans,
+    `rolling` of the passes that verify.
     """
 
     tokens: int
@@ -34,6 +36,7 @@ class SimDraft:
     rule: PlanRule | None = None
     order: PlanOrder = "deadline"
     max_planned: int | None = None
+    rolling: int | None = ROLLING
 
     def __post_init__(self) -> None:
         if self.tokens < 1:

@@ -82,32 +82,49 @@ class Replay:
                 planner.cancelled(view)
         link.hurry(run.late)
         self._begin(run.start())
-        self.now += self._experts_s(run.hits, rows_of)
-        self._begin(run.retire_hits())
+        ready: list[View] = []
+        parts = run.parts(run.hits)
+        for part in parts:
+            self.now += self._experts_s(part, rows_of)
+            if len(parts) > 1:
+                ready += self._take(run)
+            self._begin(run.retire_hits(part))
         if run.in_place:
             in_place = len(run.in_place) if rows_of is None else sum([rows_of[expert] for expert in run.in_place])
             self.now += in_place * self.compute.in_place_row_s
         while run.unfinished:
-            if not link.busy:
-                self._skip(run)
+            if not ready:
+                if not link.busy:
+                    self._skip(run)
+                    continue
+                arrives = link.next_arrival_s()
+                if arrives > self.now:
+                    self.wait_s += arrives - self.now
+                    self.now = arrives
+                ready += self._take(run)
+            part = run.parts(ready)[0]
+            if not part:
                 continue
-            arrives = link.next_arrival_s()
-            if arrives > self.now:
-                self.wait_s += arrives - self.now
-                self.now = arrives
-            views: list[View] = []
-            others = False
-            for view in link.arrivals(self.now):
-                if run.awaits(view):
-                    run.arrived(view)
-                    views.append(view)
-                else:
-                    planner.arrived(view)
-                    others = True
-            if others:
-                self._begin(run.resume())
-            self.now += self._experts_s(views, rows_of)
-            self._begin(run.retire(views))
+            self.now += self._experts_s(part, rows_of)
+            ready = ready[len(part) :]
+            if ready:
+                ready += self._take(run)
+            self._begin(run.retire(part))
+
+    def _take(self, run: PlannedPass) -> list[View]:
+        """What has arrived by now of the pass; what of others is taken in too."""
+        views: list[View] = []
+        others = False
+        for view in self._link.arrivals(self.now):
+            if run.awaits(view):
+                run.arrived(view)
+                views.append(view)
+            else:
+                self._planner.arrived(view)
+                others = True
+        if others or run.rolls:
+            self._begin(run.resume())
+        return views
 
     def _experts_s(self, views: Sequence[View], rows_of: list[int] | None) -> float:
         rows = len(views) if rows_of is None else sum([rows_of[view.expert] for view in views])

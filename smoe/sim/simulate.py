@@ -154,6 +154,7 @@ def start(
         costs=costs or usual,
         plan_order="deadline" if draft is None else draft.order,
         max_planned=None if draft is None else draft.max_planned,
+        rolling=None if draft is None else draft.rolling,
     )
     return SteppedRun(
         setting, trace, residency, planner, carrier, compute, timed=link is not None, draft=draft, seed=seed

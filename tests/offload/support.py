@@ -88,6 +88,7 @@ class ExpertFiles:
         beside: SecondCore | None = None,
         plan_order: PlanOrder = "deadline",
         max_planned: int | None = None,
+        rolling: int | None = None,
         poison: bool = True,
         **store: int,
     ) -> OffloadedBank:
@@ -112,6 +113,7 @@ class ExpertFiles:
             beside=beside,
             plan_order=plan_order,
             max_planned=max_planned,
+            rolling=rolling,
             poison=poison,
         )
 

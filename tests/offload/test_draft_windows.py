@@ -57,7 +57,15 @@ def run_windows(files, bank: OffloadedBank, window, *, windows: int, seed: int =
 def test_bits_equal_resident_under_windows(files, timing, policy):
     for number, rule in enumerate(RULES):
         store = ShuffledStore(number) if number else None
-        bank = files.offloaded(torch.float32, number + 2, extra=4, policies=policy, over=store, max_planned=number + 1)
+        bank = files.offloaded(
+            torch.float32,
+            number + 2,
+            extra=4,
+            policies=policy,
+            over=store,
+            max_planned=number + 1,
+            rolling=number or None,
+        )
         window = make_window(timing, bank, files.moe_layers, files.num_experts, rule)
         run_windows(files, bank, window, windows=12, seed=number)
         stats = bank.stats()

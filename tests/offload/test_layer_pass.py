@@ -13,11 +13,11 @@ LAYERS = (0, 3, 4)
 NUM_EXPERTS = 6
 
 
-def drive(residency, layer, experts, choose, *, fail_at=None):
+def drive(residency, layer, experts, choose, *, fail_at=None, rolling=None):
     """One pass; `choose(n)` picks which of n transfers arrives next. Returns what the slots held when computed."""
     residency.begin_epoch()
     residency.ask(layer, experts)
-    run = LayerPass(residency, layer, experts)
+    run = LayerPass(residency, layer, experts, rolling=rolling)
     computed = []
 
     def compute(views):
@@ -27,9 +27,11 @@ def drive(residency, layer, experts, choose, *, fail_at=None):
         residency.check_integrity()
 
     under_way = run.start()
-    compute(run.hits)
-    under_way += run.retire_hits()
+    for part in run.parts(run.hits):
+        compute(part)
+        under_way += run.retire_hits(part)
     while run.unfinished:
+        assert rolling is None or len(under_way) <= rolling
         assert under_way, "a pass must never wait for nothing"
         view = under_way.pop(choose(len(under_way)))
         if len(computed) == fail_at:
@@ -37,6 +39,8 @@ def drive(residency, layer, experts, choose, *, fail_at=None):
                 assert lost == view or lost in under_way
             break
         run.arrived(view)
+        if run.rolls:
+            under_way += run.resume()
         for other in under_way:
             residency.check(other)
         compute([view])
@@ -51,13 +55,20 @@ passes = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(passes, st.integers(1, 3), st.integers(0, 7), st.integers(0, 2**32), st.integers(0, 8))
-def test_every_expert_is_computed_once_from_its_own_slot(passes, floor, extra, seed, fail_at):
+@given(
+    passes,
+    st.integers(1, 3),
+    st.integers(0, 7),
+    st.integers(0, 2**32),
+    st.integers(0, 8),
+    st.one_of(st.none(), st.integers(1, 3)),
+)
+def test_every_expert_is_computed_once_from_its_own_slot(passes, floor, extra, seed, fail_at, rolling):
     residency = Residency(floor * len(LAYERS) + extra, LAYERS, LRU(), floor=floor)
     order = random.Random(seed)
     for index, (layer, experts) in enumerate(passes):
         fail = fail_at if index == len(passes) // 2 else None
-        computed = drive(residency, layer, sorted(experts), order.randrange, fail_at=fail)
+        computed = drive(residency, layer, sorted(experts), order.randrange, fail_at=fail, rolling=rolling)
         assert len({view.expert for view in computed}) == len(computed)
         if fail is None:
             assert {view.expert for view in computed} == experts
@@ -85,6 +96,25 @@ def test_hits_are_not_evicted_before_they_are_computed():
     assert [view.expert for view in run.hits] == [0, 1]
     assert run.start() == []
     assert [view.expert for view in run.retire_hits()] == [2, 3]
+
+
+def test_a_rolling_pass_gives_up_a_computed_part_before_hits_to_come():
+    residency = Residency(4, [0], LRU(), floor=4)
+    drive(residency, 0, [0, 1, 2, 3], lambda n: 0)
+    residency.ask(0, [0, 1, 2, 4, 5, 6])
+    run = LayerPass(residency, 0, [0, 1, 2, 4, 5, 6], rolling=2)
+    begun = run.start()
+    assert [view.expert for view in begun] == [4], "3 alone is not pinned"
+    parts = run.parts(run.hits)
+    assert [[view.expert for view in part] for part in parts] == [[0, 1], [2]]
+    begun += run.retire_hits(parts[0])
+    assert [view.expert for view in begun] == [4, 5], "two at a time"
+    assert set(residency.resident(0)) == {1, 2}
+    run.arrived(begun[0])
+    assert [view.expert for view in run.resume()] == [6]
+    assert run.retire_hits(parts[1]) == []
+    assert set(residency.resident(0)) == {2, 4}
+    assert run.parts(begun) == [begun], "nothing waits for a slot"
 
 
 def test_misses_beyond_the_slots_come_in_waves_in_ascending_order():

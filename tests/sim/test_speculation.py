@@ -43,6 +43,7 @@ def live(files, trace, draft, policy, slots, seed):
         over=InstantStore(),
         plan_order=draft.order,
         max_planned=draft.max_planned,
+        rolling=draft.rolling,
     )
     window = make_window(draft.timing, bank, trace.layers, EXPERTS, draft.rule)
     for cut in windows(trace, "decode", draft, seed):
@@ -70,8 +71,8 @@ def live(files, trace, draft, policy, slots, seed):
     "policy", ["evict=lru", "evict=utility", "evict=least-stale", "evict=lru:no-touch,prefetch=follow"]
 )
 def test_engine_and_simulator_count_alike(files, trace, timing, policy):
-    for slots, rule, most in ((2, None, None), (4, PlanRule(scale="demand"), None), (8, PlanRule(sticky=True), None)):
-        draft = SimDraft(tokens=6, accept=0.8, recall=0.8, step_s=1.0, timing=timing, rule=rule, max_planned=most)
+    for slots, rule, rolling in ((2, None, 1), (4, PlanRule(scale="demand"), None), (8, PlanRule(sticky=True), 2)):
+        draft = SimDraft(tokens=6, accept=0.8, recall=0.8, step_s=1.0, timing=timing, rule=rule, rolling=rolling)
         simulated = simulate(trace, policy, str(slots), mode="decode", draft=draft, seed=3)
         found = live(files, trace, draft, policy, slots, 3)
         assert counts(simulated.experts) == counts(found)
