@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from smoe.core.client import EngineClient
 from smoe.core.errors import RequestError
-from smoe.server import errors, metrics
+from smoe.server import documents, errors, metrics
 from smoe.server.answering import Job, respond
 from smoe.server.async_engine import AsyncEngine
 from smoe.server.config import ServerConfig
@@ -42,6 +42,8 @@ def make_app(open_client: Callable[[], EngineClient], model: str, config: Server
     app.add_middleware(Guard, config=config)
     metrics.install(app, engine, model, config)
     _Routes(app, engine, model, config)
+    if config.api_key is not None:
+        documents.require_key(app)
     return app
 
 
@@ -50,13 +52,13 @@ class _Routes:
         self._engine, self._model, self._config = engine, model, config
         self._texts = TokenTexts()
         self._created = int(time.time())
-        app.post("/v1/completions")(self.completions)
-        app.post("/v1/chat/completions")(self.chat)
-        app.get("/v1/models")(self.models)
-        app.get("/v1/models/{name:path}")(self.one_model)
-        app.post("/tokenize")(self.tokenize)
-        app.post("/detokenize")(self.detokenize)
-        app.get("/health")(self.health)
+        app.post("/v1/completions", responses=documents.COMPLETIONS)(self.completions)
+        app.post("/v1/chat/completions", responses=documents.CHAT)(self.chat)
+        app.get("/v1/models", responses=documents.MODELS)(self.models)
+        app.get("/v1/models/{name:path}", responses=documents.ONE_MODEL)(self.one_model)
+        app.post("/tokenize", responses=documents.TOKENIZE)(self.tokenize)
+        app.post("/detokenize", responses=documents.DETOKENIZE)(self.detokenize)
+        app.get("/health", responses=documents.HEALTH)(self.health)
 
     async def completions(self, body: CompletionBody, http: Request) -> Response:
         self._check_model(body.model)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from smoe.core.errors import SmoeError
 from smoe.core.stats import EngineStats
 from smoe.metrics.prometheus import ServerState, families
+from smoe.server import documents
 from smoe.server.async_engine import AsyncEngine
 from smoe.server.config import ServerConfig
 from smoe.server.health import phase_of
@@ -32,9 +33,9 @@ def install(app: FastAPI, engine: AsyncEngine, model: str, config: ServerConfig)
     replica = uuid.uuid4().hex[:8] if config.replicas > 1 else None
     metrics = ServerMetrics(engine, model, replica)
     app.add_middleware(CountStatus, statuses=metrics.statuses)
-    app.get(PATH, response_class=_Text)(metrics.get)
+    app.get(PATH, response_class=_Text, responses=documents.METRICS)(metrics.get)
     if config.metrics_reset:
-        app.delete(PATH, status_code=204)(metrics.reset)
+        app.delete(PATH, status_code=204, responses=documents.METRICS)(metrics.reset)
 
 
 class _Text(Response):

@@ -9,6 +9,7 @@ from smoe.bench.result import Figure, Result
 from smoe.bench.serve import offloaded, overhead, throughput
 from smoe.bench.serve.contenders import smoe_server, transformers_server
 from smoe.bench.serve.plot import plot_rates, plot_streams
+from smoe.bench.slo import hardware_study
 from smoe.bench.slo.client import Order
 from smoe.bench.slo.corpus import MIXED, corpus
 from smoe.bench.slo.orders import orders_of
@@ -37,6 +38,7 @@ def run(*, quick: bool, cache: Path | None, out: Path, note: Note) -> Result:
     if cache is not None:
         bench.offloaded(inflated_folder(cache))
     bench.prediction()
+    bench.other_hardware()
     return result
 
 
@@ -99,6 +101,12 @@ class _Bench:
     def prediction(self) -> None:
         figures, samples = predict_and_measure(quick=self._quick, note=self._note)
         self._result.samples["prediction"] = samples
+        self._add(figures)
+
+    def other_hardware(self) -> None:
+        """Simulated, and every figure says so."""
+        figures, samples = hardware_study.study(quick=self._quick, out=self._out, note=self._note)
+        self._result.samples["hardware_study"] = samples
         self._add(figures)
 
     def _add(self, figures: Sequence[Figure]) -> None:

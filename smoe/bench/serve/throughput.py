@@ -46,7 +46,7 @@ def fastest_setting(folder: Path, orders: Orders) -> tuple[str, dict[str, float]
     for setting in TRANSFORMERS:
         with transformers_server(setting, folder, setting) as contender:
             measure(contender, orders(2, 0), 2)
-            rates[setting] = measure(contender, orders(2 * AT, 1), AT)["output_throughput"]
+            rates[setting] = measure(contender, orders(AT, 1), AT)["output_throughput"]
     return max(rates, key=lambda setting: rates[setting]), rates
 
 
