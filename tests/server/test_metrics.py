@@ -69,9 +69,10 @@ def test_counts_are_those_of_the_answers_and_only_grow() -> None:
             asked = {**GREEDY, "prompt": prompt, "max_tokens": 1 + seed % 3, "n": 1 + seed % 2, "stream": seed % 2 == 1}
             for path in ("/v1/completions", f"/v1/{seed}"):
                 await client.post(path, json=asked)
-            after = counts(await samples(client))
-            assert all(after[key] >= before[key] for key in before)
-            before = after
+            if seed % 5 == 0:
+                after = counts(await samples(client))
+                assert all(after[key] >= before[key] for key in before)
+                before = after
         last = await samples(client)
         new = {key for key in last if key not in found}
         # Fifty different requests: the only new series is a status code that had not been there.
