@@ -55,10 +55,11 @@ MODELS = {
 }
 
 
-def study(*, quick: bool, out: Path, note: Note = lambda _: None) -> tuple[list[Figure], dict[str, Any]]:
+def study(
+    *, quick: bool, out: Path, note: Note = lambda _: None, load: Load | None = None
+) -> tuple[list[Figure], dict[str, Any]]:
     """Figures and samples; the picture goes to `out`. Some minutes, `quick` one."""
-    demand = Demand(num_requests=100, trace="azure-conv")
-    load = Load(demand, min_s=15.0 if quick else 60.0)
+    load = load or Load(Demand(num_requests=100, trace="azure-conv"), min_s=10.0 if quick else 40.0)
     made: list[Figure] = []
     panels: list[tuple[str, list[Simulated]]] = []
     for box in BOXES:
@@ -69,9 +70,7 @@ def study(*, quick: bool, out: Path, note: Note = lambda _: None) -> tuple[list[
             made += rate_figures(found, SLO, SHARE, prefix=f"{model} on {box}: ")
     swept = _searched(_over_lar(), load, f"{next(iter(MODELS))} on {BOXES[1]}", note)
     made += rate_figures(swept, SLO, SHARE, prefix=f"{next(iter(MODELS))} on {BOXES[1]}, by LAR: ")
-    path = plot_cases(
-        panels, SLO, SHARE, out / "serve-simulated.png", f"requests of azure-conv for {load.min_s:g} s or more"
-    )
+    path = plot_cases(panels, SLO, SHARE, out / "serve-simulated.png", f"{load.demand.trace}, {load.min_s:g} s or more")
     note(str(path))
     samples: dict[str, Any] = {name: points_of(found) for name, found in panels}
     samples["by LAR"] = points_of(swept)
