@@ -106,3 +106,16 @@ def test_a_self_draft_has_an_eviction_of_its_own_unless_one_is_told(policy, draf
     told = {} if policy is None else {"expert_policy": policy}
     config = EngineConfig(expert_memory="50%", draft=None if draft is None else DraftConfig(model=draft), **told)
     assert build.live_policy(config, ("disk",)).evict.name == evict
+
+
+@pytest.mark.parametrize("draft", [None, "int4", "ngram"])
+def test_windows_roll(checkpoint, draft):
+    config = EngineConfig(expert_memory="60%", draft=None if draft is None else DraftConfig(model=draft))
+    bank = build.make_bank(checkpoint, config, torch.bfloat16)
+    ids_TK = torch.arange(48, dtype=torch.int32).view(6, 8)
+    x_TD = torch.zeros(6, checkpoint.spec.hidden, dtype=torch.bfloat16)
+    awaited, begin = [], bank._flow.begin
+    bank._flow.begin = lambda views: awaited.append(len(views)) or begin(views)
+    bank.apply(0, x_TD, ids_TK, torch.full((6, 8), 0.125), x_TD)
+    bank.close()
+    assert max(awaited) == build.ROLLING if draft else max(awaited) >= 38, "a few, or all the slots of the layer"
