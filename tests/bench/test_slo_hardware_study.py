@@ -9,7 +9,7 @@ from smoe.workload.demand import Demand
 
 
 def test_every_box_model_and_schedule_is_there_and_called_simulated(tmp_path: Path) -> None:
-    few = Load(Demand(num_requests=12, input_len=4000, output_len=3))
+    few = Load(Demand(num_requests=40, input_len=2000, output_len=3))
     figures, samples = study(quick=True, out=tmp_path, load=few)
     assert len(figures) == len(BOXES) * len(MODELS) * 3 + len(SWEPT_LAR)
     assert all("simulated: highest rate" in figure.figure for figure in figures)

@@ -47,12 +47,12 @@ def search(
 ) -> list[Simulated]:
     """Each begins where the one before it ended, with smaller steps: rates are mostly alike."""
     found: list[Simulated] = []
-    factor = 2.0
+    near, factor = start, 2.0
     for case in cases:
-        limit, points = highest(case.engine, load, slo, share=share, start=start, tolerance=tolerance, factor=factor)
+        limit, points = highest(case.engine, load, slo, share=share, start=near, tolerance=tolerance, factor=factor)
         found.append(Simulated(case, tuple(points), limit.rate, limit.bounded))
         note(f"{case.name}: {limit.rate:.3g} requests/s, {len(points)} rates tried")
-        start, factor = (limit.rate, _NEAR) if limit.rate else (start, 2.0)
+        near, factor = (limit.rate, _NEAR) if limit.rate and limit.bounded else (start, 2.0)
     return found
 
 

@@ -60,6 +60,7 @@ def study(
 ) -> tuple[list[Figure], dict[str, Any]]:
     """Figures and samples; the picture goes to `out`. Some minutes, `quick` one."""
     load = load or Load(Demand(num_requests=100, trace="azure-conv"), min_s=10.0 if quick else 40.0)
+    lengths = load.demand.trace or "made-up lengths"
     made: list[Figure] = []
     panels: list[tuple[str, list[Simulated]]] = []
     for box in BOXES:
@@ -70,7 +71,7 @@ def study(
             made += rate_figures(found, SLO, SHARE, prefix=f"{model} on {box}: ")
     swept = _searched(_over_lar(), load, f"{next(iter(MODELS))} on {BOXES[1]}", note)
     made += rate_figures(swept, SLO, SHARE, prefix=f"{next(iter(MODELS))} on {BOXES[1]}, by LAR: ")
-    path = plot_cases(panels, SLO, SHARE, out / "serve-simulated.png", f"{load.demand.trace}, {load.min_s:g} s or more")
+    path = plot_cases(panels, SLO, SHARE, out / "serve-simulated.png", f"{lengths}, {load.min_s:g} s or more")
     note(str(path))
     samples: dict[str, Any] = {name: points_of(found) for name, found in panels}
     samples["by LAR"] = points_of(swept)
