@@ -54,6 +54,7 @@ SURFACE = {
     "bench offload": ["--cache", "--help", "--out", "--policies", "--quick", "--skip-peers"],
     "bench quality": ["--cache", "--expert-memory", "--help", "--out", "--quick", "--skip-inflated"],
     "bench regroup": ["--data", "--help", "--in-process", "--out", "--parts", "--quick"],
+    "bench serve": ["--cache", "--help", "--out", "--quick", "--skip-inflated"],
     "bench slo": sorted(
         [
             *("--api-key", "--arrival", "--base-url", "--endpoint", "--goodput", "--help", "--input-len"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class Storm:
             self._leave_whole,
             self._bad,
         ]
+        begun = time.monotonic()
         while self._go_on(self._sent):
             self._sent += 1
             act = self._chance.choice(acts)
@@ -68,7 +70,8 @@ class Storm:
                 self.tally.seen[await act(session)] += 1
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, AssertionError) as error:
                 self.tally.seen["wrong"] += 1
-                self.tally.wrong.append(f"{act.__name__}: {type(error).__name__}: {error}"[:300])
+                after = time.monotonic() - begun
+                self.tally.wrong.append(f"{after:.0f} s: {act.__name__}: {type(error).__name__}: {error}"[:300])
 
     def _body(self, tokens: int, stream: bool) -> bytes:
         words = " ".join(str(self._chance.randint(0, 99)) for _ in range(self._chance.randint(1, 40)))

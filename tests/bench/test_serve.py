@@ -1,0 +1,75 @@
+"""Figures of the serving benchmark, made from runs that are given; servers that are stopped between their turns."""
+
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from smoe.bench.serve import offloaded, overhead, throughput
+from smoe.bench.serve.contenders import Contender
+from smoe.bench.serve.offloaded import DEMAND, LOOKAHEAD, SELF_DRAFT, Found
+from smoe.bench.serve.overhead import Ways
+from smoe.bench.serve.plot import plot_rates, plot_streams
+from smoe.bench.slo.client import Target
+
+
+def run(rate: float) -> dict[str, Any]:
+    return {"output_throughput": rate, "median_ttft_ms": 10.0, "median_tpot_ms": 1.0, "request_goodput": 2.0}
+
+
+RUNS = {
+    1: {"ours": [run(300.0)], "peer": [run(100.0)]},
+    16: {"ours": [run(500.0), run(800.0)], "peer": [run(250.0)] * 2},
+}
+
+
+def test_the_goal_is_for_16_streams_and_spreads_are_of_pairs() -> None:
+    found = {figure.figure: figure for figure in throughput.figures(RUNS, ["ours"], "peer")}
+    one, many = (found[f"ours: output at {streams} streams over peer"] for streams in (1, 16))
+    assert (one.value, one.goal, one.met) == (3.0, None, None)
+    assert (many.value, many.met, many.spread) == (650 / 250, False, (2.0, 3.2))
+
+
+def test_a_token_costs_what_it_is_later_and_the_step_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "core_without_arithmetic", lambda: None)
+    monkeypatch.setattr(overhead, "ms_per_step", lambda core, batch: 0.25)
+    ways = Ways()
+    ways.request_ms = {"http": [9.0, 3.0, 4.0], "engine": [3.0, 1.0, 3.0]}
+    ways.token_ms = {"http": [2.0, 3.0, 2.5], "engine": [1.5, 1.0, 1.5]}
+    (request, token), samples = overhead.figures(ways, 3)
+    assert (request.value, request.met, request.spread) == (2.0, True, (1.0, 6.0))
+    assert (token.value, token.met, token.spread) == (1.25, False, (0.75, 2.25))
+    assert samples["step_without_arithmetic_ms"] == [0.25] * 3
+
+
+FOUND = [
+    Found(memory="25%", method=DEMAND.name, rate=0.5, missed=0.7),
+    Found(memory="25%", method=LOOKAHEAD.name, rate=1.0),
+    Found(memory="25%", method=SELF_DRAFT.name, rate=None, why="the draft does not fit"),
+]
+
+
+def test_rates_are_compared_with_demand_paging_at_the_same_memory() -> None:
+    demand, ahead, draft = offloaded.figures(FOUND)
+    assert (demand.value, demand.bound) == (0.5, "0.7/s missed")
+    assert (ahead.value, ahead.bound) == (1.0, "2.00x demand LRU at 25%")
+    assert (draft.value, draft.bound) == (None, "the draft does not fit")
+
+
+def test_pictures(tmp_path: Any) -> None:
+    assert plot_streams(RUNS, tmp_path / "streams.png", "streams").stat().st_size > 10_000
+    assert plot_rates(FOUND, tmp_path / "rates.png", "rates").stat().st_size > 10_000
+
+
+def test_a_server_runs_in_its_turn_only() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = psutil.Process(child.pid)
+        contender = Contender(name="any", target=Target(base_url="http://127.0.0.1:1", model="m"), pid=child.pid)
+        with contender.turn():
+            assert process.status() != psutil.STATUS_STOPPED
+        assert process.status() == psutil.STATUS_STOPPED
+        with contender.turn():
+            assert process.status() != psutil.STATUS_STOPPED
+        process.kill()
