@@ -14,7 +14,7 @@ COMMANDS = re.findall(r"`(smoe [^`]+)`", README)
 TARGETS = sorted(set(re.findall(r"`?make ([a-z-]+)", README)))
 LONG = (
     *("smoe convert inflate", "smoe chat", "smoe doctor", "smoe profile", "smoe regroup", "smoe placement"),
-    "smoe serve",
+    *("smoe serve", "smoe top", "smoe bench slo", "smoe bench throughput", "smoe bench compare"),
 )
 
 
