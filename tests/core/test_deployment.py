@@ -68,7 +68,7 @@ def test_the_resolved_deployment_reads_back_as_the_same(written: Path, text: str
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("modle: {}", r"modle: \{\} \(no such section; one of model, engine, experts, draft, parallel, cluster, serve\)"),
+        ("modle: {}", r"modle: \{\} \(no such section; one of model, engine, experts, draft, parallel, cluster, ser"),
         ("[]", r"d.yaml: \[\] \(a mapping of model, engine"),
         ("engine: 3", r"engine: 3 \(a mapping of device, max_num_seqs"),
         ("model: {pth: x}", r"model.pth: 'x' \(no such field; one of path, dtype, max_model_len\)"),
