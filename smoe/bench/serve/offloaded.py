@@ -32,7 +32,7 @@ class Method:
 
 DEMAND = Method("demand LRU", ("--expert-policy", "evict=lru"))
 LOOKAHEAD = Method("look-ahead", ("--expert-policy", "evict=lru,prefetch=gate:width=2"))
-LOOKUP = Method("prompt look-up draft", ("--draft", "ngram", "--draft-tokens", "4"))
+LOOKUP = Method("prompt look-up draft", ("--expert-policy", "evict=lru", "--draft", "ngram", "--draft-tokens", "4"))
 SELF_DRAFT = Method("INT4 self-draft", ("--draft", "int4", "--draft-tokens", "8"))
 RESIDUAL = Method("INT4 self-draft, residuals", ("--draft", "int4", "--draft-tokens", "8", "--draft-residual"))
 PLAN: dict[str, tuple[Method, ...]] = {
@@ -90,7 +90,7 @@ def _search(
     found = highest_rate(holds, start=START, tolerance=TOLERANCE, lowest=START / 8, highest=START * 64)
     tried = [rate for rate, held in found.trials if not held and rate not in missed]
     rate = found.rate or None
-    why = None if rate else f"none held, down to {START / 8:g}/s"
+    why = None if rate else f"none held, down to {min(tried):.3g}/s"
     return Found(
         memory=memory,
         method=method.name,
