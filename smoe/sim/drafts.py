@@ -102,8 +102,8 @@ class SimWindow(NamedTuple):
 
 
 def windows(trace: RouteTrace, mode: Mode, draft: SimDraft, seed: int) -> Iterator[SimWindow]:
-    """One sequence after the other."""
-    random = np.random.default_rng(seed)
+    """One sequence after the other. What is kept does not depend on the recall."""
+    random, mistakes = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     ids_LTK = trace.expert_ids.astype(np.int32)
     ends = trace.sequence_start.tolist()
     done = 0
@@ -115,7 +115,7 @@ def windows(trace: RouteTrace, mode: Mode, draft: SimDraft, seed: int) -> Iterat
         kept = 0
         while kept < steps and random.random() < draft.accept:
             kept += 1
-        drafted_LSK = _mistaken(ids_LTK[:, first : first + steps], trace.num_experts, draft.recall, random)
+        drafted_LSK = _mistaken(ids_LTK[:, first : first + steps], trace.num_experts, draft.recall, mistakes)
         window = SimWindow(first, steps + 1 if steps else end - first, kept, drafted_LSK)
         done = first + window.tokens
         yield window

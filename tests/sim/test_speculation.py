@@ -105,6 +105,16 @@ def test_mistakes_of_the_draft(recall):
     assert right == pytest.approx(recall, abs=0.03)
 
 
+def test_what_is_kept_does_not_depend_on_the_recall():
+    trace = one_layer(*[(row % 8, (row + 1) % 8) for row in range(60)])
+    runs = [
+        [window.kept for window in windows(trace, "decode", SimDraft(tokens=4, accept=0.6, recall=recall), 5)]
+        for recall in (1.0, 0.7, 0.1)
+    ]
+    assert runs[0] == runs[1] == runs[2]
+    assert len(set(runs[0])) > 2
+
+
 def test_time_by_hand():
     """Rows (0 1) (2 3) (0 1): two tokens drafted in 3 s each; 1 s an expert; 0.5 s a layer; 0.25 s a row."""
     trace, link, compute = one_layer((0, 1), (2, 3), (0, 1)), LinkModel(100.0), ComputeModel(0.5, 0.25, None, 0.125)
