@@ -12,7 +12,7 @@ EXAMPLE = options.example("smoe bench speculation --quick")
 
 def command(
     quick: Annotated[bool, typer.Option("--quick", help="One size of memory and fewer tokens: minutes.")] = False,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the result file goes.")] = Path(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where result and picture go.")] = Path(
         "benchmarks/results"
     ),
     cache: Annotated[
