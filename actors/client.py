@@ -81,10 +81,13 @@ class RayClient:
             self._in_flight.update(new)  # before the engine has them, since a delta may be faster than its answer
         try:
             unwrap(self._call("submit", batch))
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 for request_id in new:
                     self._in_flight.pop(request_id, None)
+            if not isinstance(error, RequestError) and self._group.error is None:
+                # The call was lost or taken back, as Ray Serve does when a client leaves; the engine may have them.
+                self._group.engine.abort.remote(tuple(new))
             raise
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -105,8 +108,8 @@ class RayClient:
                         return []
                 left = _WATCH_S if deadline is None else min(_WATCH_S, max(0.0, deadline - time.monotonic()))
                 deltas = self._try_poll(left)
-                if deltas:
-                    return self._account(deltas)
+                if known := self._account(deltas):
+                    return known
                 if deadline is not None and time.monotonic() >= deadline:
                     return []
 
@@ -190,15 +193,20 @@ class RayClient:
         return deltas
 
     def _account(self, deltas: list[Delta]) -> list[Delta]:
+        """Those of requests in flight: of others nobody knows, since their submission failed."""
+        known = []
         with self._lock:
             for delta in deltas:
+                usage = self._in_flight.get(delta.request_id)
+                if usage is None:
+                    continue
+                known.append(delta)
                 if delta.finish_reason is not None:
-                    self._in_flight.pop(delta.request_id, None)
+                    del self._in_flight[delta.request_id]
                 else:
-                    usage = self._in_flight[delta.request_id]
                     counted = usage.completion_tokens + len(delta.token_ids)
                     self._in_flight[delta.request_id] = Usage(usage.prompt_tokens, counted)
-        return deltas
+        return known
 
     def _end_all(self, reason: FinishReason, error: str | None) -> list[Delta]:
         """Last deltas for everything in flight, when the engine will not send them any more."""

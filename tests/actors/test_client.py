@@ -110,6 +110,26 @@ def test_abort_ends_one_request(shared: RayClient) -> None:
     assert tokens(got["other"]) == fakes.expected_tokens([2], 40)
 
 
+def test_a_submission_whose_answer_is_lost_is_taken_back(shared: RayClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve takes calls back when a client leaves, while the engine may have the request."""
+    call = shared._call
+
+    def lost(method: str, *args: Any) -> Any:
+        call(method, *args)
+        raise StartupError("the answer is lost")
+
+    monkeypatch.setattr(shared, "_call", lost)
+    with pytest.raises(StartupError, match="the answer is lost"):
+        shared.submit([request("lost", [5], 1000)])
+    monkeypatch.undo()
+    shared.submit([request("next", [6], 40)])
+    seen: list[Delta] = []
+    while not seen or seen[-1].finish_reason is None:
+        seen += shared.poll(10.0)
+    assert {delta.request_id for delta in seen} == {"next"}
+    assert [token for delta in seen for token in delta.token_ids] == fakes.expected_tokens([6], 40)
+
+
 def test_an_impossible_request_is_refused_and_costs_nothing_else(shared: RayClient) -> None:
     with pytest.raises(RequestError, match="prompt_token_ids: 100 "):
         shared.submit([request("good", [1], 3), request("bad", [100], 3)])
