@@ -31,7 +31,7 @@ Bank = TypeVar("Bank", bound=OffloadedBank)
 POISON_VARIABLE = "SMOE_DEBUG_POISON"
 """Set to 1, memory of experts that holds nothing is filled with NaN."""
 
-DRAFT_POLICY = "evict=utility"
+DEMAND_POLICY, DRAFT_POLICY = "evict=lru", "evict=utility"
 """A window asks for most experts of a layer, each once: what was used last says little about the next window."""
 
 
@@ -140,11 +140,11 @@ def resize(
 
 
 def live_policy(config: EngineConfig, tiers: Collection[str]) -> PolicySpec:
-    """Beside a self-draft another one is the default. Raises ConfigError for a text that is no policy, or for one that
+    """`auto` is another one beside a self-draft. Raises ConfigError for a text that is no policy, or for one that
     cannot work live with experts in `tiers`."""
     text = config.expert_policy
-    if text == DEFAULT_POLICY and config.draft is not None and config.draft.model == SELF_DRAFT:
-        text = DRAFT_POLICY
+    if text == DEFAULT_POLICY:
+        text = DRAFT_POLICY if config.draft is not None and config.draft.model == SELF_DRAFT else DEMAND_POLICY
     policy = parse_policies(text)
     policy.check_tiers(tiers)
     policy.check_live()

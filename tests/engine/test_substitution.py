@@ -50,5 +50,5 @@ def test_policies_that_cannot_be(config, message):
         LLM(**config)
 
 
-def test_the_default_is_the_demand_lru():
-    assert EngineConfig(expert_memory="25%").expert_policy == "evict=lru,prefetch=none,miss=wait"
+def test_the_default_is_chosen_when_the_engine_is_built():
+    assert EngineConfig(expert_memory="25%").expert_policy == "auto"

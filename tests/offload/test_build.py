@@ -100,7 +100,12 @@ def test_nothing_is_left_after_close(checkpoint):
 
 @pytest.mark.parametrize(
     ("policy", "draft", "evict"),
-    [(None, "int4", "utility"), ("evict=lru", "int4", "lru"), (None, "ngram", "lru"), (None, None, "lru")],
+    [
+        (None, "int4", "utility"),
+        ("evict=lru,prefetch=none,miss=wait", "int4", "lru"),
+        (None, "ngram", "lru"),
+        (None, None, "lru"),
+    ],
 )
 def test_a_self_draft_has_an_eviction_of_its_own_unless_one_is_told(policy, draft, evict):
     told = {} if policy is None else {"expert_policy": policy}
