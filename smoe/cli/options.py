@@ -27,8 +27,8 @@ ExpertPolicy = Annotated[
     typer.Option(
         "--expert-policy",
         metavar="POLICY",
-        help="What is kept, fetched ahead and done about a miss: evict=lru,prefetch=none,miss=wait; auto (the default: "
-        "that one, or evict=utility beside --draft int4); or a preset: quality-first, speed-first (these change outputs).",
+        help="What is kept, fetched ahead and done about a miss: evict=lru,prefetch=none,miss=wait; auto (default: "
+        "that one, or evict=utility beside --draft int4); or a preset: quality-first, speed-first (lossy).",
     ),
 ]
 ExpertTier = Annotated[
