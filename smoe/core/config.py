@@ -19,10 +19,10 @@ class EngineConfig:
     `max_num_seqs` and `max_num_batched_tokens` are for all data-parallel groups of `parallel` together.
 
     `expert_memory` is a string that ExpertMemory.parse reads; `all` keeps every expert resident, and then another
-    `expert_policy` (read by smoe.offload.policies.spec) than `auto` is refused, having no effect; `auto` is evict=lru on
-    demand, and beside a self-draft what suits windows (smoe.offload.build.live_policy). Of a budget, and of the tier's
-    host memory, each of several devices has the share that its experts are of all that devices hold, copies included; a
-    fraction is of the experts on each, and `auto` takes what is free on each.
+    `expert_policy` (read by smoe.offload.policies.spec) than `auto` is refused, having no effect; `auto` is evict=lru,
+    beside a self-draft what suits windows (smoe.offload.build.live_policy). Of a budget, and of the tier's host memory,
+    each of several devices has the share that its experts are of all that devices hold, copies included; a fraction is
+    of the experts on each, and `auto` takes what is free on each.
     `expert_memory_max`, in the same words, is how far `resize_experts` can go while the engine runs: addresses are
     reserved and memory is planned for it, but taken as it is used. `expert_tier`, which ExpertTier.parse reads, says
     where experts are that are not resident. `expert_link` ("2GB/s+1ms") slows the last link into the slots to a
