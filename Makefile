@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help venv demo test test-slow test-net lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality bench-regroup bench-comm bench-speculation gpu-check clean
+.PHONY: help venv demo test test-slow test-net lint types contracts unit wheel kernels bench-decode bench-cache bench-offload bench-quality bench-regroup bench-comm bench-speculation bench-serve gpu-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -73,6 +73,9 @@ bench-comm: $(VENV)/.dev-stamp  ## schedules and placements behind shaped links 
 
 bench-speculation: $(VENV)/.dev-stamp  ## drafts against demand paging at equal memory; QUICK=1 for minutes
 	$(BIN)/smoe bench speculation $(if $(QUICK),--quick)
+
+bench-serve: $(VENV)/.dev-stamp  ## serving beside transformers serve, its overhead, rates within an SLO; QUICK=1 for minutes
+	$(BIN)/smoe bench serve $(if $(QUICK),--quick)
 
 bench-offload: $(VENV)/.dev-stamp  ## decode from disk against its bound and against peers; QUICK=1 for minutes
 	$(BIN)/smoe bench offload $(if $(QUICK),--quick)
