@@ -8,14 +8,29 @@ import typer
 
 from smoe.cli import options
 from smoe.cli.deployment import resolve
+from smoe.cli.engine_options import EXPERTS, takes
 from smoe.cli.progress import Progress
 from smoe.cli.slo_options import listed, whole
 from smoe.core.errors import ConfigError
-from smoe.core.expert_tier import DEFAULT_TIER
 
 EXAMPLE = options.example("smoe bench throughput --in-process --expert-memory 25% --batch 1,8,32")
 
 
+@takes(
+    "model",
+    "dtype",
+    *EXPERTS,
+    "expert_link",
+    "draft",
+    "draft_tokens",
+    "max_num_batched_tokens",
+    "threads",
+    "tensor_parallel_size",
+    "data_parallel_size",
+    "schedule",
+    "placement",
+    before="in_process",
+)
 def command(
     ctx: typer.Context,
     config: options.ConfigFile = None,
@@ -35,20 +50,6 @@ def command(
         ),
     ] = "mixed",
     seed: options.Seed = None,
-    model: options.Model = "builtin",
-    dtype: options.DType = "auto",
-    expert_memory: options.ExpertMemoryOption = "all",
-    expert_policy: options.ExpertPolicy = None,
-    expert_tier: options.ExpertTier = DEFAULT_TIER,
-    expert_link: options.ExpertLink = None,
-    draft: options.Draft = None,
-    draft_tokens: options.DraftTokens = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
-    threads: options.Threads = None,
-    tensor_parallel_size: options.TensorParallelSize = None,
-    data_parallel_size: options.DataParallelSize = None,
-    schedule: options.Schedule = None,
-    placement: options.PlacementFolder = None,
     in_process: options.InProcess = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the result file goes.")] = Path(
         "benchmarks/results"
@@ -56,25 +57,7 @@ def command(
 ) -> None:
     """Tokens a second of an engine without a server: closed-loop batches of requests with prompts and answers of fixed
     lengths, through Ray actors or in this process."""
-    deployment = resolve(
-        ctx,
-        config,
-        in_process=in_process,
-        model=model,
-        dtype=dtype,
-        expert_memory=expert_memory,
-        expert_policy=expert_policy,
-        expert_tier=expert_tier,
-        expert_link=expert_link,
-        draft=draft,
-        draft_tokens=draft_tokens,
-        max_num_batched_tokens=max_num_batched_tokens,
-        threads=threads,
-        tensor_parallel_size=tensor_parallel_size,
-        data_parallel_size=data_parallel_size,
-        schedule=schedule,
-        placement=placement,
-    )
+    deployment = resolve(ctx, config, in_process=in_process)
     sizes = sorted({whole("batch", part) for part in listed("batch", batch)})
     engine = deployment.engine_config()
     engine = replace(engine, max_num_seqs=max(engine.max_num_seqs, sizes[-1]))

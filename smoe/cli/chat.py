@@ -9,11 +9,11 @@ import typer
 from smoe.cli import options
 from smoe.cli.conversation import Continuation, Conversation, Messages
 from smoe.cli.deployment import print_resolved, resolve
+from smoe.cli.engine_options import DRAFT, EXPERTS, PARALLEL, takes
 from smoe.cli.sampling import sampling_params
 from smoe.cli.values import utf8
 from smoe.core.client import EngineClient
 from smoe.core.errors import ConfigError, RequestError, SmoeError
-from smoe.core.expert_tier import DEFAULT_TIER
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
 
@@ -26,37 +26,18 @@ _HELP = (
 )
 
 
+@takes(
+    "model", "dtype", *EXPERTS, "expert_memory_max", *DRAFT, "max_model_len", "threads", *PARALLEL, before="in_process"
+)
 def command(
     ctx: typer.Context,
     config: options.ConfigFile = None,
-    model: options.Model = "builtin",
     max_tokens: options.MaxTokens = "128",
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    dtype: options.DType = "auto",
-    expert_memory: options.ExpertMemoryOption = "all",
-    expert_memory_max: options.ExpertMemoryMax = None,
-    expert_policy: options.ExpertPolicy = None,
-    expert_tier: options.ExpertTier = DEFAULT_TIER,
-    draft: options.Draft = None,
-    draft_tokens: options.DraftTokens = None,
-    draft_group_size: options.DraftGroupSize = None,
-    draft_prefetch: options.DraftPrefetch = None,
-    draft_lossy: options.DraftLossy = False,
-    draft_residual: options.DraftResidual = False,
-    no_draft_auto_off: options.NoDraftAutoOff = False,
-    max_model_len: options.MaxModelLen = None,
-    threads: options.Threads = None,
-    tensor_parallel_size: options.TensorParallelSize = None,
-    data_parallel_size: options.DataParallelSize = None,
-    data_parallel_routing: options.DataParallelRouting = None,
-    schedule: options.Schedule = None,
-    placement: options.PlacementFolder = None,
-    capacity_factor: options.CapacityFactor = None,
-    no_dedup: options.NoDedup = False,
     in_process: options.InProcess = False,
     print_config: options.PrintConfig = False,
 ) -> int:
@@ -65,33 +46,7 @@ def command(
     params = sampling_params(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
     )
-    deployment = resolve(
-        ctx,
-        config,
-        in_process=in_process,
-        model=model,
-        dtype=dtype,
-        expert_memory=expert_memory,
-        expert_memory_max=expert_memory_max,
-        expert_policy=expert_policy,
-        expert_tier=expert_tier,
-        draft=draft,
-        draft_tokens=draft_tokens,
-        draft_group_size=draft_group_size,
-        draft_prefetch=draft_prefetch,
-        draft_lossy=draft_lossy,
-        draft_residual=draft_residual,
-        no_draft_auto_off=no_draft_auto_off,
-        max_model_len=max_model_len,
-        threads=threads,
-        tensor_parallel_size=tensor_parallel_size,
-        data_parallel_size=data_parallel_size,
-        data_parallel_routing=data_parallel_routing,
-        schedule=schedule,
-        placement=placement,
-        capacity_factor=capacity_factor,
-        no_dedup=no_dedup,
-    )
+    deployment = resolve(ctx, config, in_process=in_process)
     if print_config:
         return print_resolved(deployment)
     engine = deployment.engine_config()

@@ -66,15 +66,15 @@ _INTEGERS = (
 _NUMBERS = ("capacity_factor", "request_timeout", "drain_timeout")
 
 
-def resolve(ctx: typer.Context, file: str | None, *, in_process: bool, **flags: str | bool | None) -> Deployment:
-    """The deployment of `file`, or the default one, with those of `flags` that are on the command line.
+def resolve(ctx: typer.Context, file: str | None, *, in_process: bool) -> Deployment:
+    """The deployment of `file`, or the default one, with what the verb's command line says in so many words.
 
-    `flags` have the verb's names. Raises ConfigError, also for what has no effect in this process, or cannot be there.
+    Raises ConfigError, also for what has no effect in this process, or cannot be there.
     """
     if file is not None and not Path(file).is_file():
         raise ConfigError("config", file, "a YAML file with a deployment; a text to continue is a --prompt")
     base = Deployment() if file is None else read_deployment(file)
-    given = {_FIELDS[name]: _value(name, flag) for name, flag in flags.items() if _is_given(ctx, name)}
+    given = {path: _value(name, ctx.params[name]) for name, path in _FIELDS.items() if _is_given(ctx, name)}
     changes = [f"{p} {new} (not {base.get(p)})" for p, new in given.items() if str(base.get(p)) != str(new)]
     if file is not None and changes:
         print(f"{file}, but from the command line: {', '.join(changes)}", file=sys.stderr)

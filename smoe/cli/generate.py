@@ -8,12 +8,12 @@ import typer
 
 from smoe.cli import options
 from smoe.cli.deployment import print_resolved, resolve
+from smoe.cli.engine_options import DRAFT, EXPERTS, PARALLEL, takes
 from smoe.cli.sampling import sampling_params
 from smoe.cli.values import no_effect, number, read_text, token_ids
 from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import DTYPES, DType, EngineConfig
 from smoe.core.errors import ConfigError
-from smoe.core.expert_tier import DEFAULT_TIER
 from smoe.core.sampling import SamplingParams
 
 NAME = "generate"
@@ -22,10 +22,10 @@ EXAMPLE = options.example('smoe generate --expert-memory 25% --max-tokens 64 --p
 FAILED = 1
 
 
+@takes("model", "dtype", *EXPERTS, "expert_link", *DRAFT, "max_model_len", "threads", *PARALLEL, before="record_routes")
 def command(
     ctx: typer.Context,
     config: options.ConfigFile = None,
-    model: options.Model = "builtin",
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", metavar="TEXT", help="Text to continue; may be repeated.")
     ] = None,
@@ -47,27 +47,6 @@ def command(
     logprobs: Annotated[
         str | None, typer.Option("--logprobs", metavar="N", help="With --json: the N likeliest tokens at each place.")
     ] = None,
-    dtype: options.DType = "auto",
-    expert_memory: options.ExpertMemoryOption = "all",
-    expert_policy: options.ExpertPolicy = None,
-    expert_tier: options.ExpertTier = DEFAULT_TIER,
-    expert_link: options.ExpertLink = None,
-    draft: options.Draft = None,
-    draft_tokens: options.DraftTokens = None,
-    draft_group_size: options.DraftGroupSize = None,
-    draft_prefetch: options.DraftPrefetch = None,
-    draft_lossy: options.DraftLossy = False,
-    draft_residual: options.DraftResidual = False,
-    no_draft_auto_off: options.NoDraftAutoOff = False,
-    max_model_len: options.MaxModelLen = None,
-    threads: options.Threads = None,
-    tensor_parallel_size: options.TensorParallelSize = None,
-    data_parallel_size: options.DataParallelSize = None,
-    data_parallel_routing: options.DataParallelRouting = None,
-    schedule: options.Schedule = None,
-    placement: options.PlacementFolder = None,
-    capacity_factor: options.CapacityFactor = None,
-    no_dedup: options.NoDedup = False,
     record_routes: Annotated[
         str | None, typer.Option("--record-routes", metavar="FILE", help="Write which experts ran to a route trace.")
     ] = None,
@@ -105,33 +84,7 @@ def command(
         raise no_effect("record_logits", record_logits, "--record-routes")
     if record_lookahead and record_routes is None:
         raise no_effect("record_lookahead", record_lookahead, "--record-routes")
-    deployment = resolve(
-        ctx,
-        config,
-        in_process=in_process,
-        model=model,
-        dtype=dtype,
-        expert_memory=expert_memory,
-        expert_policy=expert_policy,
-        expert_tier=expert_tier,
-        expert_link=expert_link,
-        draft=draft,
-        draft_tokens=draft_tokens,
-        draft_group_size=draft_group_size,
-        draft_prefetch=draft_prefetch,
-        draft_lossy=draft_lossy,
-        draft_residual=draft_residual,
-        no_draft_auto_off=no_draft_auto_off,
-        max_model_len=max_model_len,
-        threads=threads,
-        tensor_parallel_size=tensor_parallel_size,
-        data_parallel_size=data_parallel_size,
-        data_parallel_routing=data_parallel_routing,
-        schedule=schedule,
-        placement=placement,
-        capacity_factor=capacity_factor,
-        no_dedup=no_dedup,
-    )
+    deployment = resolve(ctx, config, in_process=in_process)
     if print_config:
         return print_resolved(deployment)
     engine = replace(

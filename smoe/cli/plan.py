@@ -6,59 +6,40 @@ import typer
 
 from smoe.cli import options
 from smoe.cli.deployment import resolve
-from smoe.core.expert_tier import DEFAULT_TIER
+from smoe.cli.engine_options import EXPERTS, takes
 
 NAME = "plan"
 EXAMPLE = options.example("smoe plan --model builtin --expert-memory 25%")
 
 
+@takes(
+    "model",
+    "dtype",
+    *EXPERTS,
+    "expert_memory_max",
+    "expert_link",
+    "draft",
+    "draft_tokens",
+    "draft_group_size",
+    "draft_residual",
+    "max_model_len",
+    "tensor_parallel_size",
+    "data_parallel_size",
+    "placement",
+    before="max_num_seqs",
+)
 def command(
     ctx: typer.Context,
     config: options.ConfigFile = None,
-    model: options.Model = "builtin",
-    dtype: options.DType = "auto",
-    expert_memory: options.ExpertMemoryOption = "all",
-    expert_memory_max: options.ExpertMemoryMax = None,
-    expert_policy: options.ExpertPolicy = None,
-    expert_tier: options.ExpertTier = DEFAULT_TIER,
-    expert_link: options.ExpertLink = None,
-    draft: options.Draft = None,
-    draft_tokens: options.DraftTokens = None,
-    draft_group_size: options.DraftGroupSize = None,
-    draft_residual: options.DraftResidual = False,
-    max_model_len: options.MaxModelLen = None,
     max_num_seqs: Annotated[
         str | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at the same time.")
     ] = None,
-    tensor_parallel_size: options.TensorParallelSize = None,
-    data_parallel_size: options.DataParallelSize = None,
-    placement: options.PlacementFolder = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the figures as a JSON object; of several devices, a list of them.")
     ] = False,
 ) -> None:
     """Show what will live where: bytes of each part and the predicted peak, or of each device. Loads nothing."""
-    deployment = resolve(
-        ctx,
-        config,
-        in_process=False,
-        model=model,
-        dtype=dtype,
-        expert_memory=expert_memory,
-        expert_memory_max=expert_memory_max,
-        expert_policy=expert_policy,
-        expert_tier=expert_tier,
-        expert_link=expert_link,
-        draft=draft,
-        draft_tokens=draft_tokens,
-        draft_group_size=draft_group_size,
-        draft_residual=draft_residual,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        tensor_parallel_size=tensor_parallel_size,
-        data_parallel_size=data_parallel_size,
-        placement=placement,
-    )
+    deployment = resolve(ctx, config, in_process=False)
     engine = deployment.engine_config()
     if engine.parallel.size > 1:
         from smoe.cli.plan_devices import show_devices
