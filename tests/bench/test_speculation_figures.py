@@ -1,10 +1,12 @@
 """Figures of the speculation benchmark from runs and readings made by hand."""
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 
+from smoe.bench.speculation.chance import chance_of_keeping
 from smoe.bench.speculation.measure import Run
 from smoe.bench.speculation.prompts import GSM8K, prompt_sets
 from smoe.bench.speculation.report import draft_figures, ratio_figure, same_answers
@@ -54,10 +56,25 @@ def test_ratio_is_the_mean_over_sets_of_paired_times() -> None:
 
 def test_hits_and_hidden_time_are_of_all_uses_and_transfers() -> None:
     run = run_of(1.0, hits=90, late=5, cold_misses=4, collision_misses=1, wait_s=0.25, transfer_s=1.0)
+    p = chance_of_keeping(drafted=16, kept=12, windows=4)
     kept, length, hits, hidden = draft_figures("60 %", {"a": [run]}, 4)
     assert (kept.value, hits.value, hidden.value) == pytest.approx((75.0, 90.0, 75.0))
     assert (hits.met, hidden.met) == (False, True)
-    assert length.value == 12 / 4, "each of four windows was ended by a token that was refused"
+    assert length.value == pytest.approx(p / (1 - p)), "windows of four keep three on average"
+
+
+@pytest.mark.parametrize(("chance", "length"), [(0.97, 32), (0.6, 8), (0.995, 64)])
+def test_the_chance_is_found_again_from_what_windows_kept(chance: float, length: int) -> None:
+    random, windows = Random(0), 4000
+    kept = sum(next((i for i in range(length) if random.random() > chance), length) for _ in range(windows))
+    found = chance_of_keeping(drafted=windows * length, kept=kept, windows=windows)
+    assert found == pytest.approx(chance, abs=0.01)
+    assert 1 / (1 - found) == pytest.approx(1 / (1 - chance), rel=0.1)
+
+
+def test_all_kept_and_none_kept() -> None:
+    assert chance_of_keeping(drafted=8, kept=8, windows=2) == 1.0
+    assert chance_of_keeping(drafted=8, kept=0, windows=2) == 0.0
 
 
 def test_no_run_is_expected_of_a_draft_that_is_never_refused() -> None:

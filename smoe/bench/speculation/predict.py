@@ -7,6 +7,7 @@ import torch
 
 from smoe.bench.result import Figure
 from smoe.bench.speculation import routes
+from smoe.bench.speculation.chance import chance_of_keeping
 from smoe.bench.speculation.compare import Measured
 from smoe.bench.speculation.measure import Run
 from smoe.bench.speculation.methods import Method
@@ -118,14 +119,8 @@ def _sim_draft(method: Method, runs: Sequence[Run], recall: float) -> SimDraft:
     own = method.draft.model == SELF_DRAFT
     return SimDraft(
         tokens=method.depth,
-        accept=_chance(accepted, sum(r.draft.windows for r in runs), drafted),
+        accept=chance_of_keeping(drafted=drafted, kept=accepted, windows=sum(r.draft.windows for r in runs)),
         recall=recall if own else 1.0,
         step_s=sum(r.draft.draft_s for r in runs) / max(1, drafted),
         timing=method.draft.prefetch if own else "none",
     )
-
-
-def _chance(accepted: int, windows: int, drafted: int) -> float:
-    """That a token is kept whose predecessors were: a window that is not kept whole ends with one that is not."""
-    refused = min(windows, drafted - accepted)
-    return accepted / max(1, accepted + refused)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 
 from smoe.bench.result import Figure
+from smoe.bench.speculation.chance import chance_of_keeping
 from smoe.bench.speculation.measure import Run
 
 Runs = Mapping[str, Sequence[Run]]
@@ -74,10 +75,10 @@ def draft_figures(where: str, runs: Runs, depth: int) -> list[Figure]:
 
 
 def _expected_run(where: str, drafted: int, accepted: int, windows: int) -> Figure:
-    """p / (1 - p), where each window that is not kept whole ended with one token that was refused."""
-    refused = min(windows, drafted - accepted)
-    bound = f"{accepted} tokens kept, {refused} windows ended by one that was not"
-    value = accepted / refused if refused else None
+    """p / (1 - p) of an endless draft, p being the chance that fits what the windows kept."""
+    chance = chance_of_keeping(drafted=drafted, kept=accepted, windows=windows)
+    bound = f"p = {chance:.4f}: {accepted} of {drafted} tokens kept in {windows} windows"
+    value = chance / (1 - chance) if chance < 1 else None
     return Figure(figure=f"{where}: expected run of kept tokens", value=value, unit="tokens", bound=bound)
 
 
