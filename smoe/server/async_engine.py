@@ -27,14 +27,20 @@ class Answers:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.index = {request.request_id: i for i, request in enumerate(requests)}
-        self.queue: asyncio.Queue[Delta] = asyncio.Queue()
+        self.queue: asyncio.Queue[Delta | None] = asyncio.Queue()
         self.streaming = False
         """Whether a response has taken them over, and ends them."""
+
+    def expire(self) -> None:
+        """What has come is still told; then, unless it was the end, iterating raises TimeoutError."""
+        self.queue.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         left = len(self.index)
         while left:
             delta = await self.queue.get()
+            if delta is None:
+                raise TimeoutError
             left -= delta.finish_reason is not None
             yield self.index[delta.request_id], delta
 
