@@ -17,10 +17,10 @@ from smoe.metrics.search import highest_rate
 from smoe.metrics.slo import Slo
 from smoe.workload.demand import Demand
 
-SLO = Slo.parse(["ttft:10000", "tpot:1500"])
+SLO = Slo.parse(["ttft:10000", "tpot:1000"])
 SHARE = 0.9
 INPUT_LEN = OUTPUT_LEN = 16
-START, TOLERANCE = 0.25, 0.25
+START, TOLERANCE = 0.5, 0.25
 Note = Callable[[str], None]
 
 
@@ -86,7 +86,7 @@ def _search(
         note(f"{method.name} at {memory}: {rate:.3g}/s, {100 * share:.0f} % within")
         return share >= SHARE
 
-    found = highest_rate(holds, start=START, tolerance=TOLERANCE, lowest=START / 8, highest=START * 64)
+    found = highest_rate(holds, start=START, tolerance=TOLERANCE, lowest=START / 16, highest=START * 64)
     tried = [rate for rate, held in found.trials if not held and rate not in missed]
     rate = found.rate or None
     why = None if rate else f"none held, down to {min(tried):.3g}/s"

@@ -85,7 +85,7 @@ class _Bench:
 
     def offloaded(self, folder: Path) -> None:
         plan = offloaded.QUICK_PLAN if self._quick else offloaded.PLAN
-        requests, most = (4, 2) if self._quick else (8, 4)
+        requests, most = (4, 2) if self._quick else (16, 4)
         found = [
             offloaded.search(folder, memory, method, self._text, requests=requests, most=most, note=self._note)
             for memory, methods in plan.items()
