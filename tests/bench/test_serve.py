@@ -46,7 +46,7 @@ def test_a_token_costs_what_it_is_later_and_the_step_beside_the_model(monkeypatc
 
 FOUND = [
     Found(memory="25%", method=DEMAND.name, rate=0.5, missed=0.7),
-    Found(memory="25%", method=LOOKAHEAD.name, rate=1.0),
+    Found(memory="25%", method=LOOKAHEAD.name, rate=1.0, points=({"rate": 0.5}, {"rate": 1.0})),
     Found(memory="25%", method=SELF_DRAFT.name, rate=None, why="the draft does not fit"),
 ]
 
@@ -54,7 +54,7 @@ FOUND = [
 def test_rates_are_compared_with_demand_paging_at_the_same_memory() -> None:
     demand, ahead, draft = offloaded.figures(FOUND)
     assert (demand.value, demand.bound) == (0.5, "0.7/s missed")
-    assert (ahead.value, ahead.bound) == (1.0, "2.00x demand LRU at 25%")
+    assert (ahead.value, ahead.bound) == (1.0, "held at each of 2 loads; 2.00x demand LRU at 25%")
     assert (draft.value, draft.bound) == (None, "the draft does not fit")
 
 

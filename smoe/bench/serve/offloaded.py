@@ -106,7 +106,7 @@ def figures(found: Sequence[Found]) -> list[Figure]:
     for each in found:
         demand = base.get(each.memory)
         ratio = each.rate / demand if each.rate and demand else None
-        parts = [] if each.missed is None else [f"{each.missed:.3g}/s missed"]
+        parts = [f"held at each of {len(each.points)} loads" if each.missed is None else f"{each.missed:.3g}/s missed"]
         if ratio is not None and each.method != DEMAND.name:
             parts.append(f"{ratio:.2f}x demand LRU at {each.memory}")
         made.append(
