@@ -18,6 +18,7 @@ from smoe.cli import (
     options,
 )
 from smoe.cli.progress import Progress
+from smoe.core.cache_root import cache_root
 
 NAME = "bench"
 EXAMPLE = options.example("smoe bench decode --quick")
@@ -32,10 +33,6 @@ Cache = Annotated[
 RESULTS = Path("benchmarks/results")
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "smoe"
 
 
 @app.callback()
@@ -58,7 +55,7 @@ def decode_command(
     result = run(
         lambda config, distributed: open_client(config, distributed=distributed),
         quick=quick,
-        cache=None if skip_inflated else cache or cache_folder(),
+        cache=None if skip_inflated else cache or cache_root(),
     )
     print_figures(result.summary, "decode")
     print(result.write(out))
@@ -79,7 +76,7 @@ def offload_command(
     from smoe.bench.result import print_figures
 
     result = run(
-        quick=quick, cache=cache or cache_folder(), out=out, policies=policies or CHOSEN, with_peers=not skip_peers
+        quick=quick, cache=cache or cache_root(), out=out, policies=policies or CHOSEN, with_peers=not skip_peers
     )
     print_figures(result.summary, "offload")
     print(result.write(out))

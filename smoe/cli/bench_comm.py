@@ -23,13 +23,13 @@ def command(
     """Schedules and placements on four hosts behind shaped links, as network namespaces: speed, bytes. Needs root."""
     from smoe.bench.comm.run import run
     from smoe.bench.result import print_figures
-    from smoe.cli.bench import cache_folder
+    from smoe.core.cache_root import cache_root
     from smoe.llm import open_client
 
     result = run(
         None if skip_actors else lambda config, distributed: open_client(config, distributed=distributed),
         quick=quick,
-        cache=cache or cache_folder(),
+        cache=cache or cache_root(),
         out=out,
     )
     print_figures(result.summary, "comm")

@@ -30,7 +30,7 @@ def command(
     from smoe.bench.decode.bound import inflated_folder
     from smoe.bench.quality.run import run
     from smoe.bench.result import print_figures
-    from smoe.cli.bench import cache_folder
+    from smoe.core.cache_root import cache_root
     from smoe.engine.tokenizer import load_tokenizer
     from smoe.models.loading import model_folder
 
@@ -41,7 +41,7 @@ def command(
             tokenizer.encode,
             quick=quick,
             expert_memory=expert_memory,
-            inflated=None if skip_inflated else lambda: inflated_folder(cache or cache_folder()),
+            inflated=None if skip_inflated else lambda: inflated_folder(cache or cache_root()),
             out=out,
             on_progress=progress.update,
         )

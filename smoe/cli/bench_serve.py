@@ -24,11 +24,11 @@ def command(
     """Serving beside `transformers serve`, its overhead, rates of an offloaded model within an SLO, prediction."""
     from smoe.bench.result import print_figures
     from smoe.bench.serve.run import run
-    from smoe.cli.bench import cache_folder
+    from smoe.core.cache_root import cache_root
 
     result = run(
         quick=quick,
-        cache=None if skip_inflated else cache or cache_folder(),
+        cache=None if skip_inflated else cache or cache_root(),
         out=out,
         note=lambda text: print(text, file=sys.stderr, flush=True),
     )

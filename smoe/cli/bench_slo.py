@@ -40,12 +40,7 @@ def command(
     output_len: slo_options.OutputLen = None,
     len_spread: slo_options.LenSpread = None,
     num_requests: slo_options.NumRequests = "100",
-    prompts: Annotated[
-        str,
-        typer.Option(
-            "--prompts", metavar="SET", help="What prompts are cut from: mixed, prose, dialogue, code, maths, gsm8k."
-        ),
-    ] = "mixed",
+    prompts: slo_options.Prompts = "mixed",
     seed: options.Seed = None,
     repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Runs of each load, with other seeds.")] = "2",
     warmup: Annotated[str, typer.Option("--warmup", metavar="N", help="Requests before all, not counted.")] = "8",

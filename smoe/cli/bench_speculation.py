@@ -22,8 +22,8 @@ def command(
     """Drafts against demand paging of experts at equal memory: time a token, tokens kept, experts foretold."""
     from smoe.bench.result import print_figures
     from smoe.bench.speculation.run import run
-    from smoe.cli.bench import cache_folder
+    from smoe.core.cache_root import cache_root
 
-    result = run(quick=quick, cache=cache or cache_folder(), out=out)
+    result = run(quick=quick, cache=cache or cache_root(), out=out)
     print_figures(result.summary, "speculation")
     print(result.write(out))

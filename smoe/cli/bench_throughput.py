@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smoe.cli import options
+from smoe.cli import options, slo_options
 from smoe.cli.deployment import resolve
 from smoe.cli.engine_options import EXPERTS, takes
 from smoe.cli.progress import Progress
@@ -43,12 +43,7 @@ def command(
         str, typer.Option("--rounds", metavar="N", help="A run answers N times as many requests as are in flight.")
     ] = "2",
     repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Runs of each batch, in turn.")] = "3",
-    prompts: Annotated[
-        str,
-        typer.Option(
-            "--prompts", metavar="SET", help="What prompts are cut from: mixed, prose, dialogue, code, maths, gsm8k."
-        ),
-    ] = "mixed",
+    prompts: slo_options.Prompts = "mixed",
     seed: options.Seed = None,
     in_process: options.InProcess = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the result file goes.")] = Path(

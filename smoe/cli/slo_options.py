@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 AUTO, OWN = "auto", "own"
 
+Prompts = Annotated[
+    str,
+    typer.Option(
+        "--prompts", metavar="SET", help="What prompts are cut from: mixed, prose, dialogue, code, maths, gsm8k."
+    ),
+]
+
 Workload = Annotated[
     str | None,
     typer.Option(

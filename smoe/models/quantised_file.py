@@ -6,13 +6,13 @@ model: a file of another model, cut short or with scales that are not finite is 
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from smoe.core.cache_root import cache_root
 from smoe.core.errors import CheckpointError
 from smoe.kernels import Int4Tensors
 from smoe.kernels.int4 import FORMAT_VERSION
@@ -48,7 +48,7 @@ def load_int4(checkpoint: Checkpoint, group_size: int, *, folder: Path | None = 
 
 def cache_file(checkpoint: Checkpoint, group_size: int, folder: Path | None = None) -> Path:
     if folder is None:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smoe" / "int4"
+        folder = cache_root() / "int4"
     return folder / f"{checkpoint.fingerprint}-g{group_size}-v{FORMAT_VERSION}.safetensors"
 
 

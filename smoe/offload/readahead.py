@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from smoe.core.cache_root import cache_root
 from smoe.core.errors import StoreError
 from smoe.offload.arena import Arena
 from smoe.offload.cache import View
@@ -86,7 +87,7 @@ def _disk(place: str | Path) -> str:
 
 
 def cache_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smoe" / "readahead.json"
+    return cache_root() / "readahead.json"
 
 
 def _read(path: Path) -> dict[str, Readahead]:

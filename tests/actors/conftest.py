@@ -3,6 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.actors import fakes, killers
+from tests.actors.traced import Traced
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,11 @@ def local_ray() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(killers)
     yield
     session.close()
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    traced = Traced()
+    yield traced
+    for process in traced.descendants():
+        process.kill()

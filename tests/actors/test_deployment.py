@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from smoe.core.parallel import ParallelConfig
 from smoe.core.sampling import SamplingParams
 from smoe.llm import LLM
 from tests.actors import test_regroup
-from tests.actors.test_launch import Traced
+from tests.actors.traced import Traced
 
 pytestmark = pytest.mark.ray
 
@@ -28,14 +27,6 @@ head = test_regroup.head
 PROMPT = "Once upon a time"
 # float32, so that the order of additions does not decide between two tokens.
 ARGUMENTS = ("--prompt", PROMPT, "--max-tokens", "12", "--dtype", "float32", "--json")
-
-
-@pytest.fixture
-def traced() -> Iterator[Traced]:
-    traced = Traced()
-    yield traced
-    for process in traced.descendants():
-        process.kill()
 
 
 @pytest.fixture(scope="module")

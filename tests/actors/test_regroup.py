@@ -19,21 +19,13 @@ import pytest
 from smoe.clustering.layer_job import RouteLayers, task_bytes
 from smoe.core.errors import CapacityError
 from smoe.core.route_trace import write_route_trace
-from tests.actors.test_launch import Traced
+from tests.actors.traced import Traced
 from tests.clustering.routes import drawn
 
 pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 SLOW = ("--solver-option", "samples=64", "--solver-option", "kicks=40")
-
-
-@pytest.fixture
-def traced() -> Iterator[Traced]:
-    traced = Traced()
-    yield traced
-    for process in traced.descendants():
-        process.kill()
 
 
 @pytest.fixture
@@ -118,12 +110,12 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    port, dashboard = _free_port(), _free_port()
+    port, dashboard = free_port(), free_port()
     ray = str(Path(sys.executable).with_name("ray"))
     command = [ray, "start", "--head", "--block", f"--port={port}", f"--dashboard-port={dashboard}", "--num-cpus=2"]
     command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1", "--object-store-memory=80000000"]
     # Another Ray on this machine may have the port at which jobs are taken by default.
-    command += [f"--temp-dir={directory}", "--disable-usage-stats", f"--dashboard-agent-listen-port={_free_port()}"]
+    command += [f"--temp-dir={directory}", "--disable-usage-stats", f"--dashboard-agent-listen-port={free_port()}"]
     process = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -145,7 +137,7 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -3,13 +3,12 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from smoe.core.sampling import SamplingParams
 from smoe.llm import LLM
-from tests.actors.test_launch import Traced
+from tests.actors.traced import Traced
 from tests.server import statuses
 from tests.server.streams import Stream, token_ids
 
@@ -17,14 +16,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 BODY = {"model": "builtin", "prompt": "Once upon a time", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
 LIMITS = ("--max-queue", str(statuses.MAX_QUEUE), "--max-body-bytes", str(statuses.MAX_BODY_BYTES))
-
-
-@pytest.fixture
-def traced() -> Iterator[Traced]:
-    traced = Traced()
-    yield traced
-    for process in traced.descendants():
-        process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -27,12 +27,11 @@ def levels(url: str) -> dict[str, float]:
 
 
 def comes_to_rest(url: str) -> bool:
-    """Within a minute no request runs or waits and no row is held."""
+    """Within a minute no request runs or waits and no row is held. Each look waits for the server's answer."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if not any(levels(url).values()):
             return True
-        time.sleep(0.1)
     return False
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from smoe.core.cache_root import cache_root
 from smoe.core.draft import LOOKUP_DRAFT, MAX_TOKENS, SELF_DRAFT, DraftConfig
 from smoe.models.loading import open_checkpoint
 
@@ -45,7 +46,7 @@ def keep_depth(draft: DraftConfig, fingerprint: str, record: dict[str, Any]) -> 
 
 
 def depth_file(draft: DraftConfig, fingerprint: str) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smoe" / "depth"
+    folder = cache_root() / "depth"
     host = re.sub(r"[^A-Za-z0-9.-]", "_", platform.node())
     return folder / f"{fingerprint}-{_name(draft)}-{host}.json"
 
