@@ -80,7 +80,7 @@ def command(
     from smoe.cli import preflight, serving
 
     serve = {each.name: getattr(deployment.serve, each.name) for each in fields(ServeConfig)}
-    server = ServerConfig(**serve, api_key=api_key or os.environ.get(KEY_VARIABLE))
+    server = ServerConfig(**serve, api_key=_key(api_key))
     engine = deployment.engine_config()
     name = server.served_model_name or preflight.check(engine).info.name
     if in_process:
@@ -89,3 +89,8 @@ def command(
         return serving.listen(lambda: open_client(engine, distributed=False), name, server)
     run = serving.deploy if server.ingress == "ray-serve" else serving.listen_over_actors
     return run(engine, deployment.cluster, name, server)
+
+
+def _key(given: str | None) -> str | None:
+    """An empty one given stays empty and is refused: a variable that is not set must not open the server to all."""
+    return os.environ.get(KEY_VARIABLE) or None if given is None else given

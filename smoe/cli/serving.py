@@ -182,7 +182,9 @@ def open_door(server: ServerConfig) -> socket.socket:
         return socket.create_server((server.host, server.port), backlog=2048)
     except OSError as error:
         where = f"{server.host}:{server.port}"
-        raise ConfigError("port", where, f"one to listen on: {os.strerror(error.errno or 0)}") from error
+        unknown = (error.errno or 0) < 0  # a number of getaddrinfo's, which os.strerror does not know
+        field, why = ("host", "no such address here") if unknown else ("port", os.strerror(error.errno or 0))
+        raise ConfigError(field, where, f"one to listen on: {why}") from error
 
 
 def say_where(name: str, host: str, port: int) -> None:

@@ -46,7 +46,7 @@ class Tokenizer:
         """Token ids of a prompt, with what the tokenizer puts in front (BOS). Raises RequestError."""
         _check_unicode(text)
         with self._lock:
-            ids: list[int] = self._hf.encode(text)
+            ids: list[int] = self._hf.encode(text, verbose=False)  # the length is judged elsewhere
         return ids
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -62,7 +62,7 @@ class Tokenizer:
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError("messages", [m.get("role") for m in messages], f"chat template: {error}") from error
         with self._lock:
-            ids: list[int] = self._hf.encode(text, add_special_tokens=False)
+            ids: list[int] = self._hf.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from smoe.core.client import EngineClient
 from smoe.core.errors import RequestError
-from smoe.server import documents, errors, metrics
+from smoe.server import complaints, documents, errors, metrics
 from smoe.server.answering import Job, respond
 from smoe.server.async_engine import AsyncEngine
 from smoe.server.config import ServerConfig
@@ -39,6 +39,7 @@ def make_app(open_client: Callable[[], EngineClient], model: str, config: Server
     app = FastAPI(title="smoe", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.engine = engine
     errors.install(app)
+    complaints.install(app)
     app.add_middleware(Guard, config=config)
     metrics.install(app, engine, model, config)
     _Routes(app, engine, model, config)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -22,6 +21,8 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+_CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
+"""Of the framework's own errors. 400 is what a body gets that is no UTF-8, or too deep."""
 
 
 class ApiError(Exception):
@@ -48,7 +49,7 @@ def of_request(error: RequestError) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Every error of the app in that shape, those of the framework too."""
+    """Every error of the app in that shape, those of the framework too; but see smoe.server.complaints."""
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
@@ -58,31 +59,15 @@ def install(app: FastAPI) -> None:
     async def request_error(_: Request, error: RequestError) -> JSONResponse:
         return of_request(error).response()
 
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-        return of_validation(error).response()
-
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        found = ApiError(error.status_code, str(error.detail), code=_code(error.status_code))
+        text = "the body is not JSON" if error.status_code == 400 else str(error.detail)
+        found = ApiError(error.status_code, text, code=_CODES.get(error.status_code))
         return JSONResponse(found.body(), found.status, _str_headers(error.headers))
 
     @app.exception_handler(Exception)
     async def our_fault(_: Request, error: Exception) -> JSONResponse:
         return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error").response()
-
-
-def of_validation(error: RequestValidationError) -> ApiError:
-    """The first of its complaints, with the field's path."""
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"] if part != "body")
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first['ctx']['error']} at byte {path}", code="invalid_json")
-    return ApiError(422, f"{path or 'body'}: {first['msg']}", param=path or None, code=str(first["type"]))
-
-
-def _code(status: int) -> str | None:
-    return {404: "not_found", 405: "method_not_allowed"}.get(status)
 
 
 def _str_headers(headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What a request has to pass before its body is read: key, media type, size. Plain ASGI, so that streams stay as they
 are."""
 
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -34,7 +35,7 @@ class Guard:
         if refused is not None:
             await refused.response()(scope, receive, send)
             return
-        most, seen, begun = self._config.max_body_bytes, 0, False
+        most, seen, begun, dropped = self._config.max_body_bytes, 0, False, False
 
         async def counted() -> Message:
             nonlocal seen
@@ -45,15 +46,16 @@ class Guard:
             return message
 
         async def sent(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
+            """What the app makes of _TooLarge is not what it means."""
+            nonlocal begun, dropped
+            dropped = dropped or (seen > most and not begun)
+            if not dropped:
+                begun = True
+                await send(message)
 
-        try:
+        with contextlib.suppress(_TooLarge):
             await self._app(scope, counted, sent)
-        except _TooLarge:
-            if begun:
-                raise
+        if seen > most and not begun:
             await self._too_large(seen).response()(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:

@@ -1,4 +1,5 @@
-"""Bodies of requests, strict: an unknown field, or a value that would have no effect, is an error.
+"""Bodies of requests, strict: an unknown field, or a value that would have no effect, is an error. Null is as if the
+field were left out.
 
 Fields and defaults as OpenAI has them; `top_k`, `min_p`, `ignore_eos`, `stop_token_ids` and `return_token_ids` as vLLM
 has them.
@@ -8,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from smoe.core.errors import RequestError
 from smoe.core.sampling import MAX_LOGPROBS, SamplingParams
 
 MAX_ANSWERS, MAX_STOPS, MAX_PROMPTS = 128, 16, 256
@@ -18,6 +20,11 @@ DEFAULT_MAX_TOKENS = 16
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class StreamOptions(_Strict):
@@ -48,7 +55,7 @@ class Sampling(_Strict):
     @model_validator(mode="after")
     def _options_have_an_effect(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options has no effect without stream")
+            raise RequestError("stream_options", self.stream_options.model_dump(), "none without stream")
         return self
 
     def params(self, max_tokens: int | None, logprobs: int | None) -> list[SamplingParams]:
@@ -82,9 +89,10 @@ class CompletionBody(Sampling):
     @model_validator(mode="after")
     def _is_offered(self) -> Self:
         if self.best_of is not None and self.best_of != self.n:
-            raise ValueError("best_of: only as many as n are generated")
+            raise RequestError("best_of", self.best_of, f"n, {self.n}: more are not generated")
         if self.echo and self.logprobs is not None:
-            raise ValueError("echo: log probabilities of the prompt are not computed; ask for either")
+            limit = "not with logprobs: those of the prompt are not computed"
+            raise RequestError("echo", self.echo, limit)
         return self
 
     @property
@@ -124,9 +132,10 @@ class ChatBody(Sampling):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs has no effect without logprobs")
+            raise RequestError("top_logprobs", self.top_logprobs, "none without logprobs")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise ValueError("max_tokens and max_completion_tokens differ")
+            limit = f"max_tokens, {self.max_tokens}, where both are given"
+            raise RequestError("max_completion_tokens", self.max_completion_tokens, limit)
         return self
 
     @property
@@ -148,7 +157,7 @@ class TokenizeBody(_Strict):
     @model_validator(mode="after")
     def _has_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("either prompt or messages")
+            raise RequestError("prompt", self.prompt, "either prompt or messages")
         return self
 
 

@@ -37,6 +37,8 @@ LONG: dict[str, Any] = {"prompt": [5, 6], "max_tokens": 900, "temperature": 0, "
         (["--request-timeout", "0"], r"request_timeout_s: 0.0 \(seconds above 0\)"),
         (["--drain-timeout", "-1"], r"drain_s: -1.0 \(seconds above 0\)"),
         (["--api-key", "schlüssel"], r"api_key: '\*\*\*' \(ASCII"),
+        (["--api-key", ""], r"api_key: '\*\*\*' \(ASCII characters, at least one"),
+        (["--in-process", "--host", "no host"], r"host: 'no host:8000' \(one to listen on: no such address here"),
     ],
 )
 def test_what_is_refused_says_field_value_and_limit(smoe: Callable, flags: list[str], message: str) -> None:

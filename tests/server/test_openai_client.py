@@ -56,6 +56,14 @@ def test_chat_streamed_or_not(client: openai.OpenAI, live: Live) -> None:
     assert chunks[-1].usage == whole.usage
 
 
+def test_an_answer_goes_back_as_it_came(client: openai.OpenAI, live: Live) -> None:
+    first = client.chat.completions.create(model=live.model, messages=MESSAGES, **GREEDY).choices[0].message
+    dialogue: list[Any] = [*MESSAGES, first, {"role": "user", "content": "More"}]
+    plain = [*MESSAGES, {"role": "assistant", "content": first.content}, dialogue[-1]]
+    ways = [client.chat.completions.create(model=live.model, messages=each, **GREEDY) for each in (dialogue, plain)]
+    assert ways[0].choices == ways[1].choices
+
+
 def test_log_probabilities(client: openai.OpenAI, live: Live) -> None:
     completion = client.completions.create(model=live.model, prompt=PROMPT, logprobs=3, **GREEDY).choices[0]
     assert completion.logprobs is not None

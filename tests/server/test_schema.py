@@ -44,6 +44,8 @@ def test_answers_are_as_documented(label: str, mode: GenerationMode, live: Live)
     )
     @given(case=OPERATIONS[label].as_strategy(mode))
     def one(case: Any) -> None:
+        if mode is GenerationMode.NEGATIVE:
+            case.body = without_nulls(case.body)
         case.body = asked_for_little(case.body, live.model, is_chat="chat" in label)
         if case.path_parameters and not seen:
             case.path_parameters["name"] = live.model
@@ -56,6 +58,13 @@ def test_answers_are_as_documented(label: str, mode: GenerationMode, live: Live)
 
     one()
     assert min(seen) < 300 if mode is GenerationMode.POSITIVE else max(seen) >= 400
+
+
+def without_nulls(body: Any) -> Any:
+    """Null is as if the field were left out, which is not wrong by itself; what stands here instead is, anywhere."""
+    if isinstance(body, dict):
+        return {name: [[]] if value is None else without_nulls(value) for name, value in body.items()}
+    return [without_nulls(value) for value in body] if isinstance(body, list) else body
 
 
 def asked_for_little(body: Any, model: str, *, is_chat: bool) -> Any:
