@@ -1,7 +1,6 @@
 """From an engine's deltas to pieces of text, streamed as server-sent events or collected."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,18 +9,15 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from smoe.core.request import Delta, Usage
-from smoe.core.sampling import SamplingParams
+from smoe.core.request import Usage
 from smoe.server.async_engine import Answers, AsyncEngine
+from smoe.server.chunks import Chunks, event
 from smoe.server.errors import ApiError
-from smoe.server.health import phase_of
+from smoe.server.pieces import Item, Pieces
 from smoe.server.replies import Piece, Reply
 from smoe.server.token_text import TokenTexts
 
 T = TypeVar("T")
-Item = tuple[Sequence[int], SamplingParams]
-_FAULTS = ("error", "numeric_error", "abort")
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: it costs as much as a chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +41,7 @@ async def respond(engine: AsyncEngine, texts: TokenTexts, http: Request, job: Jo
     """Raises RequestError or ApiError before anything is sent: a stream begins with its first piece, so that what has
     no first piece has a status. A client that leaves ends its answers."""
     answers = await engine.submit(job.items)
-    pieces = _pieces(engine, texts, answers, job)
+    pieces = Pieces(engine, texts, answers, job.items, job.prefixes, job.timeout_s)
     try:
         if job.stream:
             first = await _while_there(http, anext(pieces))
@@ -87,89 +83,26 @@ async def _while_there(http: Request, work: Awaitable[T]) -> T:
         task.cancel()
 
 
-async def _events(first: Piece, pieces: AsyncIterator[Piece], job: Job) -> AsyncIterator[bytes]:
-    counted = first.num_tokens
-    yield _event(job.reply.chunk(first))
+async def _events(first: Piece, pieces: Pieces, job: Job) -> AsyncIterator[bytes]:
+    counted, chunks = first.num_tokens, Chunks(job.reply)
+    yield chunks.of(first)
     try:
         async for piece in pieces:
             counted += piece.num_tokens
-            yield _event(job.reply.chunk(piece))
+            yield chunks.of(piece)
         if job.include_usage:
-            yield _event(job.reply.usage_chunk(Usage(job.prompt_tokens, counted)))
+            yield event(job.reply.usage_chunk(Usage(job.prompt_tokens, counted)))
         yield b"data: [DONE]\n\n"
     except ApiError as error:
-        yield _event(error.body())
+        yield event(error.body())
 
 
-async def _collect(pieces: AsyncIterator[Piece], job: Job) -> dict[str, Any]:
+async def _collect(pieces: Pieces, job: Job) -> dict[str, Any]:
     whole: list[list[Piece]] = [[] for _ in job.items]
     async for piece in pieces:
         whole[piece.index].append(piece)
     joined = [Piece.joined(parts) for parts in whole]
     return job.reply.whole(joined, Usage(job.prompt_tokens, sum(piece.num_tokens for piece in joined)))
-
-
-async def _pieces(engine: AsyncEngine, texts: TokenTexts, answers: Answers, job: Job) -> AsyncIterator[Piece]:
-    """Text and tokens of each are of one another: what is held back of a token holds back the rest of it too."""
-    heads: list[str | None] = list(job.prefixes)
-    offsets = [0] * len(job.items)
-    held: list[list[Delta]] = [[] for _ in job.items]
-    async for index, delta in _within(answers, job.timeout_s):
-        _check(engine, delta)
-        held[index].append(delta)
-        if delta.held_back:
-            continue
-        parts, held[index] = held[index], []
-        logprobs = None
-        if job.items[index][1].logprobs is not None:
-            logprobs = [entry for part in parts for entry in part.logprobs]
-            if logprobs:
-                await texts.learn(engine.client, logprobs)
-        head, first = heads[index] or "", heads[index] is not None
-        heads[index] = None
-        text = head + "".join(part.text for part in parts)
-        yield Piece(
-            index=index,
-            text=text,
-            token_ids=[token for part in parts for token in part.token_ids],
-            logprobs=logprobs,
-            finish_reason=delta.finish_reason,
-            stop_reason=delta.stop_reason,
-            offset=offsets[index] + len(head),
-            prompt_token_ids=job.items[index][0] if first else None,
-            substituted_slots=delta.substituted_slots,
-            substituted_mass=delta.substituted_mass,
-        )
-        offsets[index] += len(text)
-
-
-async def _within(answers: Answers, timeout_s: float) -> AsyncIterator[tuple[int, Delta]]:
-    """One timer for all of them."""
-    timer = asyncio.get_running_loop().call_later(timeout_s, answers.expire)
-    try:
-        async for each in answers:
-            yield each
-    except TimeoutError:
-        raise ApiError(503, f"no end within {timeout_s:g} s", code="request_timeout", retry_after_s=1) from None
-    finally:
-        timer.cancel()
-
-
-def _check(engine: AsyncEngine, delta: Delta) -> None:
-    """Raises what ended an answer before its time: 503 where another try may do better, 500 where it is its own."""
-    reason = delta.finish_reason
-    if reason not in _FAULTS:
-        return
-    why = delta.error or f"the answer ended by {reason}"
-    if reason == "abort":
-        raise ApiError(503, why, code="aborted", retry_after_s=1)
-    if phase_of(engine)[0] == "failed":
-        raise ApiError(503, why, code="engine_failed", retry_after_s=1)
-    raise ApiError(500, why, code="numeric_error" if reason == "numeric_error" else "server_error")
-
-
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(body).encode() + b"\n\n"
 
 
 async def _disconnected(http: Request) -> None:

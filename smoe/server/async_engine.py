@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
 from smoe.core.client import EngineClient, EngineHealth
@@ -23,26 +23,34 @@ _RETRY_S = 1
 
 
 class Answers:
-    """The answers to one HTTP request under way: iterates over (index, delta) as they come, until all have ended."""
+    """The answers to one HTTP request under way: deltas as they come, and None when their time is over."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.index = {request.request_id: i for i, request in enumerate(requests)}
-        self.queue: asyncio.Queue[Delta | None] = asyncio.Queue()
         self.streaming = False
         """Whether a response has taken them over, and ends them."""
+        self._come: list[Delta | None] = []
+        self._news = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
-    def expire(self) -> None:
-        """What has come is still told; then, unless it was the end, iterating raises TimeoutError."""
-        self.queue.put_nowait(None)
+    def put(self, delta: Delta | None) -> None:
+        self._come.append(delta)
+        self._news.set()
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
-        left = len(self.index)
-        while left:
-            delta = await self.queue.get()
-            if delta is None:
-                raise TimeoutError
-            left -= delta.finish_reason is not None
-            yield self.index[delta.request_id], delta
+    async def take(self) -> list[Delta | None]:
+        """All that have come since, at least one."""
+        await self._news.wait()
+        self._news.clear()
+        come, self._come = self._come, []
+        return come
+
+    def expire_after(self, seconds: float) -> None:
+        """One timer for all of them."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.put, None)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class AsyncEngine:
@@ -145,6 +153,7 @@ class AsyncEngine:
 
     async def abort(self, answers: Answers) -> None:
         """Ends those that have not ended; their rows and slots are free within a step."""
+        answers.close()
         ids = [request_id for request_id in answers.index if request_id in self._answers]
         self._forget(ids)
         for request_id in ids:
@@ -260,7 +269,7 @@ class AsyncEngine:
             answer = self._answers.get(delta.request_id)
             if answer is None:  # its client has gone
                 continue
-            answer.queue.put_nowait(delta)
+            answer.put(delta)
             if delta.finish_reason is not None:
                 self._forget([delta.request_id])
 

@@ -52,6 +52,9 @@ class Reply(Protocol):
 
     def chunk(self, piece: Piece) -> dict[str, Any]: ...
 
+    def is_plain(self, piece: Piece) -> bool:
+        """Whether its chunk differs from those of other plain pieces of the same answer by its text alone."""
+
     def usage_chunk(self, usage: Usage) -> dict[str, Any]: ...
 
 
@@ -63,6 +66,10 @@ class _Reply:
     show_ids: bool
     """Whether token ids are asked for: `return_token_ids`, as vLLM has it."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def is_plain(self, piece: Piece) -> bool:
+        begins_or_ends = piece.prompt_token_ids is not None or piece.finish_reason is not None
+        return bool(piece.text) and piece.logprobs is None and not begins_or_ends and not self.show_ids
 
     def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
