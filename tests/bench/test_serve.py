@@ -35,18 +35,34 @@ def test_the_goal_is_for_16_streams_and_spreads_are_of_pairs() -> None:
 def test_a_token_costs_what_it_is_later_and_the_step_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "core_without_arithmetic", lambda: None)
     monkeypatch.setattr(overhead, "ms_per_step", lambda core, batch: 0.25)
-    ways = Ways()
-    ways.request_ms = {"http": [9.0, 3.0, 4.0], "engine": [3.0, 1.0, 3.0]}
-    ways.token_ms = {"http": [2.0, 3.0, 2.5], "engine": [1.5, 1.0, 1.5]}
-    (request, token), samples = overhead.figures(ways, 3)
+    ways = Ways(
+        request_ms={"engine": [3.0, 1.0, 3.0], "http": [9.0, 3.0, 4.0], "ray-serve": [9.0, 7.0, 7.0]},
+        token_ms={"engine": [1.5, 1.0, 1.5], "http": [2.0, 3.0, 2.5], "ray-serve": [2.0, 1.25, 2.0]},
+    )
+    (request, token, by_ray, token_by_ray), samples = overhead.figures(ways, 3)
+    assert (request.figure, token.figure) == (
+        "server overhead a request, 16 at once",
+        "server overhead a token, 16 streams",
+    )
     assert (request.value, request.met, request.spread) == (2.0, True, (1.0, 6.0))
     assert (token.value, token.met, token.spread) == (1.25, False, (0.75, 2.25))
+    assert by_ray.figure == "Ray Serve overhead a request, 16 at once"
+    assert (by_ray.value, by_ray.met, by_ray.spread) == (6.0, False, (4.0, 6.0))
+    assert token_by_ray.figure == "Ray Serve overhead a token, 16 streams"
+    assert (token_by_ray.value, token_by_ray.met, token_by_ray.spread) == (0.75, True, (0.5, 0.75))
+    assert token_by_ray.bound == (
+        "HTTP 2.00 less engine 1.50 ms, each stream's, plus 0.25 ms of a step that is not the model's arithmetic"
+    )
     assert samples["step_without_arithmetic_ms"] == [0.25] * 3
+
+
+def load(rate: float, share: float) -> dict[str, Any]:
+    return {"rate": rate, "share": share, "median_ttft_ms": 2000.0, "median_tpot_ms": None}
 
 
 FOUND = [
     Found(memory="25%", method=DEMAND.name, rate=0.5, missed=0.7),
-    Found(memory="25%", method=LOOKAHEAD.name, rate=1.0, points=({"rate": 0.5}, {"rate": 1.0})),
+    Found(memory="25%", method=LOOKAHEAD.name, rate=1.0, points=(load(1.0, 0.95), load(0.5, 1.0))),
     Found(memory="25%", method=SELF_DRAFT.name, rate=None, why="the draft does not fit"),
 ]
 
@@ -54,7 +70,11 @@ FOUND = [
 def test_rates_are_compared_with_demand_paging_at_the_same_memory() -> None:
     demand, ahead, draft = offloaded.figures(FOUND)
     assert (demand.value, demand.bound) == (0.5, "0.7/s missed")
-    assert (ahead.value, ahead.bound) == (1.0, "held at each of 2 loads; 2.00x demand LRU at 25%")
+    assert (ahead.value, ahead.bound) == (
+        1.0,
+        "held at each of 2 loads; 2.00x demand LRU at 25%; at 0.5/s 100 % within, median TTFT 2,000 ms, TPOT none; "
+        "at 1/s 95 % within, median TTFT 2,000 ms, TPOT none",
+    )
     assert (draft.value, draft.bound) == (None, "the draft does not fit")
 
 

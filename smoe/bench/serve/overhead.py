@@ -2,12 +2,14 @@
 
 A request costs what the server needs longer for one-token answers with 16 in flight, divided by their number; a token
 costs what it is later in long answers of 16 streams, and what an engine's step takes beside the model's arithmetic.
-Engines compute on one thread here, so that the client has a core of its own.
+Engines compute on one thread here, so that the client has a core of its own. A server by Ray Serve is several processes
+that run on while the others have their turn.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -27,33 +29,32 @@ Orders = Callable[[int, int, int], list[Order]]
 """(how many, tokens of each answer, seed) -> requests with token ids as prompts."""
 
 
+ENGINE, IN_PROCESS, RAY_SERVE = "engine", "http", "ray-serve"
+NAMES = {IN_PROCESS: "server", RAY_SERVE: "Ray Serve"}
+"""Of servers, in the names of figures."""
+
+
 @dataclass(slots=True)
 class Ways:
-    """Milliseconds by way, `http` and `engine`, one entry a repeat: of a one-token request, of a token of a stream."""
+    """Milliseconds by way, one entry a repeat: of a one-token request, of a token of a stream."""
 
-    request_ms: dict[str, list[float]] = field(default_factory=lambda: {"http": [], "engine": []})
-    token_ms: dict[str, list[float]] = field(default_factory=lambda: {"http": [], "engine": []})
+    request_ms: dict[str, list[float]] = field(default_factory=dict)
+    token_ms: dict[str, list[float]] = field(default_factory=dict)
 
-    def difference(self, ms: dict[str, list[float]]) -> list[float]:
-        return [over - plain for over, plain in zip(ms["http"], ms["engine"], strict=True)]
+    def difference(self, ms: Mapping[str, Sequence[float]], way: str) -> list[float]:
+        return [over - plain for over, plain in zip(ms[way], ms[ENGINE], strict=True)]
 
 
-def measure(server: Contender, client: EngineClient, orders: Orders, *, repeats: int, tokens: int) -> Ways:
-    """`client` computes on as many threads as `server`."""
-    target = replace(server.target, extra={"ignore_eos": True})
-
-    def over_http(batch: Sequence[Order]) -> Load:
-        with server.turn():
-            return asyncio.run(closed_loop(target, batch, AT))
-
-    def straight(batch: Sequence[Order]) -> Load:
-        return engine_load(client, batch, AT)
-
-    ways = {"http": over_http, "engine": straight}
-    found = Ways()
+def measure(
+    servers: Mapping[str, Contender], client: EngineClient, orders: Orders, *, repeats: int, tokens: int
+) -> Ways:
+    """`client` computes on as many threads as `servers`, which are by way."""
+    ways: dict[str, Callable[[Sequence[Order]], Load]] = {ENGINE: lambda batch: engine_load(client, batch, AT)}
+    ways |= {name: partial(_over_http, server) for name, server in servers.items()}
+    found = Ways({name: [] for name in ways}, {name: [] for name in ways})
     for repeat in range(repeats + 1):
         short, long = orders(8 * AT, 1, repeat), orders(2 * AT, tokens, repeat)
-        for name in ("http", "engine") if repeat % 2 else ("engine", "http"):
+        for name in list(ways)[:: -1 if repeat % 2 else 1]:
             one, many = _whole(ways[name](short)), _whole(ways[name](long))
             if repeat:  # the first warms up
                 found.request_ms[name].append(one.duration_s / len(short) * 1e3)
@@ -64,30 +65,49 @@ def measure(server: Contender, client: EngineClient, orders: Orders, *, repeats:
 def figures(found: Ways, repeats: int) -> tuple[list[Figure], dict[str, Any]]:
     core = core_without_arithmetic()
     steps = [ms_per_step(core, AT) for _ in range(repeats + 1)][1:]
-    requests, tokens = found.difference(found.request_ms), found.difference(found.token_ms)
-    request, token, step = median(requests), median(tokens), median(steps)
-    over = found.token_ms
-    return [
-        Figure(
-            figure=f"server overhead a request, {AT} at once",
-            value=request,
-            unit="ms",
-            goal=f"< {GOAL_REQUEST_MS:g} ms",
-            met=request < GOAL_REQUEST_MS,
-            bound="one-token answers over HTTP less the same through EngineClient, by their number",
-            spread=(min(requests), max(requests)),
-        ),
-        Figure(
-            figure=f"server overhead a token, {AT} streams",
-            value=token + step,
-            unit="ms",
-            goal=f"< {GOAL_TOKEN_MS:g} ms",
-            met=token + step < GOAL_TOKEN_MS,
-            bound=f"HTTP {median(over['http']):.2f} less engine {median(over['engine']):.2f} ms, each stream's, "
-            f"plus {step:.2f} ms of a step that is not the model's arithmetic",
-            spread=(min(tokens) + step, max(tokens) + step),
-        ),
-    ], {"request_ms": found.request_ms, "token_ms": found.token_ms, "step_without_arithmetic_ms": steps}
+    made = [
+        figure
+        for way, name in NAMES.items()
+        for figure in (_of_a_request(found, way, name), _of_a_token(found, way, name, median(steps)))
+    ]
+    samples = {"request_ms": found.request_ms, "token_ms": found.token_ms, "step_without_arithmetic_ms": steps}
+    return made, samples
+
+
+def _of_a_request(found: Ways, way: str, name: str) -> Figure:
+    requests = found.difference(found.request_ms, way)
+    value = median(requests)
+    return Figure(
+        figure=f"{name} overhead a request, {AT} at once",
+        value=value,
+        unit="ms",
+        goal=f"< {GOAL_REQUEST_MS:g} ms",
+        met=value < GOAL_REQUEST_MS,
+        bound="one-token answers over HTTP less the same through EngineClient, by their number",
+        spread=(min(requests), max(requests)),
+    )
+
+
+def _of_a_token(found: Ways, way: str, name: str, step_ms: float) -> Figure:
+    tokens = found.difference(found.token_ms, way)
+    value = median(tokens) + step_ms
+    http, engine = (median(found.token_ms[each]) for each in (way, ENGINE))
+    return Figure(
+        figure=f"{name} overhead a token, {AT} streams",
+        value=value,
+        unit="ms",
+        goal=f"< {GOAL_TOKEN_MS:g} ms",
+        met=value < GOAL_TOKEN_MS,
+        bound=f"HTTP {http:.2f} less engine {engine:.2f} ms, each stream's, "
+        f"plus {step_ms:.2f} ms of a step that is not the model's arithmetic",
+        spread=(min(tokens) + step_ms, max(tokens) + step_ms),
+    )
+
+
+def _over_http(server: Contender, batch: Sequence[Order]) -> Load:
+    target = replace(server.target, extra={"ignore_eos": True})
+    with server.turn():
+        return asyncio.run(closed_loop(target, batch, AT))
 
 
 def _whole(load: Load) -> Load:

@@ -75,8 +75,13 @@ class _Bench:
         repeats = 2 if self._quick else 7
         client = build_local_client(EngineConfig(threads=overhead.THREADS))
         try:
-            with smoe_server("overhead", ["--in-process", "--threads", str(overhead.THREADS)]) as server:
-                found = overhead.measure(server, client, self._as_ids, repeats=repeats, tokens=LONG_ANSWER)
+            threads = ["--threads", str(overhead.THREADS)]
+            with (
+                smoe_server(DIRECT, ["--in-process", *threads]) as direct,
+                smoe_server(DEFAULT, threads, stops=False) as default,
+            ):
+                servers = {overhead.IN_PROCESS: direct, overhead.RAY_SERVE: default}
+                found = overhead.measure(servers, client, self._as_ids, repeats=repeats, tokens=LONG_ANSWER)
         finally:
             client.shutdown()
         figures, samples = overhead.figures(found, repeats)
