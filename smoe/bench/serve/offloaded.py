@@ -20,7 +20,7 @@ from smoe.workload.demand import Demand
 SLO = Slo.parse(["ttft:10000", "tpot:1000"])
 SHARE = 0.9
 INPUT_LEN = OUTPUT_LEN = 16
-START, TOLERANCE = 0.5, 0.25
+START, TOLERANCE = 0.25, 0.15
 Note = Callable[[str], None]
 
 
@@ -109,6 +109,7 @@ def figures(found: Sequence[Found]) -> list[Figure]:
         parts = [f"held at each of {len(each.points)} loads" if each.missed is None else f"{each.missed:.3g}/s missed"]
         if ratio is not None and each.method != DEMAND.name:
             parts.append(f"{ratio:.2f}x demand LRU at {each.memory}")
+        parts += [_load(point) for point in sorted(each.points, key=lambda point: float(point["rate"]))]
         made.append(
             Figure(
                 figure=f"{each.method}, {each.memory} of experts: highest rate with {100 * SHARE:g} % within {SLO}",
@@ -118,3 +119,10 @@ def figures(found: Sequence[Found]) -> list[Figure]:
             )
         )
     return made
+
+
+def _load(point: dict[str, Any]) -> str:
+    ttft, tpot = (
+        "none" if point[key] is None else f"{point[key]:,.0f} ms" for key in ("median_ttft_ms", "median_tpot_ms")
+    )
+    return f"at {point['rate']:.3g}/s {100 * point['share']:.0f} % within, median TTFT {ttft}, TPOT {tpot}"
