@@ -177,11 +177,5 @@ def _fitted(asked: "Demand", given: str | None, known: int | None, *, as_text: b
 
 
 def _say(study: "Study", *, closed: bool) -> None:
-    demand, plan = study.demand, study.demand.requests()
-    trace = demand.open()
-    source = "made-up lengths" if trace is None else trace.name
-    own = "" if trace is None or trace.rate is None else f" (its own rate {trace.rate:.3g}/s)"
-    scaled = "" if plan.scale == 1 else f", lengths scaled by {plan.scale:.4g} to {demand.max_model_len} tokens"
-    skipped = f", {trace.skipped} malformed rows skipped" if trace is not None and trace.skipped else ""
-    drawn = f"{'closed loop' if closed else f'arrivals {demand.process}'}, seed {demand.seed}"
-    print(f"{demand.num_requests} requests of {source}{own}{scaled}{skipped}, {drawn}", file=sys.stderr)
+    drawn = "closed loop" if closed else f"arrivals {study.demand.process}"
+    print(f"{study.demand.described()}, {drawn}, seed {study.demand.seed}", file=sys.stderr)

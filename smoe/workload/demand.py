@@ -44,3 +44,12 @@ class Demand:
     def plan(self, rate: float | None, repeat: int = 0) -> Plan:
         """At `rate` requests a second; None is a trace's own, with arrivals by the trace."""
         return timed(self.requests(repeat), self.process, rate, self.seed + repeat)
+
+    def described(self) -> str:
+        """What is asked, whose lengths, how they were scaled and which rows were left out, on one line."""
+        trace, scale = self.open(), self.requests().scale
+        source = "made-up lengths" if trace is None else trace.name
+        own = "" if trace is None or trace.rate is None else f" (its own rate {trace.rate:.3g}/s)"
+        scaled = "" if scale == 1 else f", lengths scaled by {scale:.4g} to {self.max_model_len} tokens"
+        skipped = f", {trace.skipped} malformed rows skipped" if trace is not None and trace.skipped else ""
+        return f"{self.num_requests} requests of {source}{own}{scaled}{skipped}"

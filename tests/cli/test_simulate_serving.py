@@ -2,11 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from smoe.bench.slo.front_profile import Loops
 from smoe.bench.slo.step_profile import Grid
+from smoe.sim.serving.fitted import StepProfile
+from smoe.sim.serving.front import ClosedLoop, Pair
 
 BOX = ("--topology", "8xh100-pcie", "--model-shape", "mixtral-8x7b")
 FEW = ("--num-requests", "20", "--min-duration", "0")
@@ -26,7 +30,7 @@ def test_a_search_over_schedules(smoe, tmp_path: Path) -> None:  # type: ignore[
     assert all(line.startswith("simulated: highest rate with 99 % within ttft:40 tpot:8 tbt_p90:40") for line in lines)
     allreduce, speculative = (float(re.search(r": ([\d.]+) requests/s", line)[1]) for line in lines)  # type: ignore[index]
     assert 0 < allreduce < speculative
-    assert result.out.startswith("simulated, not measured: made-up lengths, 20 requests, poisson, seed 0")
+    assert result.out.startswith("simulated, not measured: 20 requests of made-up lengths, poisson, seed 0")
     body = json.loads((tmp_path / "serving-simulated.json").read_text())
     assert body["config"]["simulated"] is True
     assert {point["engine"] for point in body["samples"]["points"]} == {"allreduce", "speculative"}
@@ -51,15 +55,23 @@ def test_a_sweep_with_experts_that_are_moved(smoe) -> None:  # type: ignore[no-u
 def test_steps_measured_here_serve_there(smoe, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     few = Grid(batches=(1, 2, 4), contexts=(8, 40), prompts=(6, 20), decodes=3, repeats=1)
     monkeypatch.setattr("smoe.bench.slo.step_profile.QUICK", few)
+    monkeypatch.setattr("smoe.bench.slo.front_profile.QUICK_LOOPS", Loops(streams=(1, 2), tokens=3, repeats=1))
     path = tmp_path / "steps.json"
-    measured = smoe("profile", "steps", "--quick", "--out", str(path))
+    measured = smoe("profile", "steps", "--quick", "--front", "--out", str(path))
     assert measured.code == 0, measured.err
+    assert re.search(r"\d us a request, over HTTP", measured.out)
     assert re.search(r"error on a quarter of \d+ steps, not fitted to: median \d+ %", measured.out)
+    slow = tuple(
+        ClosedLoop(streams=n, token_s=Pair(over=1.0 + n, straight=n), request_s=Pair(over=3.0, straight=1.0))
+        for n in (1, 2)
+    )
+    replace(StepProfile.read(path), front=slow).write(path)
     result = serving(smoe, "--step-profile", str(path), *FEW, "--rates", "0.5", "--json")
     assert result.code == 0, result.err
-    [point] = json.loads(result.out)
-    assert (point["engine"], point["completed"]) == ("builtin", 20)
-    assert point["mean_ttft_ms"] > 0
+    alone, fronted = json.loads(result.out)
+    assert (alone["engine"], alone["completed"]) == ("builtin", 20)
+    assert (fronted["engine"], fronted["completed"]) == ("builtin over HTTP", 20)
+    assert 0 < alone["mean_ttft_ms"] < 1000 < fronted["mean_ttft_ms"]
 
 
 REFUSED = [

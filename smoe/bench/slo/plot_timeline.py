@@ -43,7 +43,7 @@ def plot_timeline(point: Point, path: Path, title: str) -> Path:
         panels[1][0].set(ylabel="expert hits, %", ylim=(0, 105))
     for row in panels:
         row[0].grid(alpha=0.3)
-    panels[-1][0].set(xlabel="s")
+    panels[-1][0].set(xlabel="seconds since the first request was due")
     return save(figure, path, f"{title}; {point.offered}")
 
 

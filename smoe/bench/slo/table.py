@@ -27,7 +27,7 @@ def print_points(points: Sequence[Sequence[Point]]) -> None:
     table = Table(title="load points; latencies in ms, p50 / p99 of requests", title_justify="left")
     table.add_column("load")
     for name, _, _ in _COLUMNS:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=len(name))
     for runs in points:
         for point in runs:
             table.add_row(str(point.offered), *(_cells(point, keys, form) for _, keys, form in _COLUMNS))
