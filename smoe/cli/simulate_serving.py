@@ -172,7 +172,7 @@ def command(
         found = search(cases, load, slo, share=share, start=start, tolerance=close, note=note)
     else:
         found = sweep(cases, load, slo, asked)
-    title = f"{workload or 'made-up lengths'}, {demand.num_requests} requests, {demand.process}, seed {demand.seed}"
+    title = f"{demand.described()}, {demand.process}, seed {demand.seed}"
     if json:
         import json as json_module
 
