@@ -42,7 +42,11 @@ def command(
     seed: options.Seed = None,
     step_profile: Annotated[
         Path | None,
-        typer.Option("--step-profile", metavar="FILE", help="Steps as `smoe profile steps` measured them somewhere."),
+        typer.Option(
+            "--step-profile",
+            metavar="FILE",
+            help="Steps as `smoe profile steps` measured them somewhere; with its --front, also served over HTTP.",
+        ),
     ] = None,
     topology: Annotated[
         str | None,

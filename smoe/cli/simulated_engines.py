@@ -60,15 +60,22 @@ class Hardware:
 
     def _measured(self) -> "list[Case]":
         from smoe.bench.slo.cases import Case
-        from smoe.sim.serving.cost import ByLoad
+        from smoe.sim.serving.cost import ByLoad, StepCost
         from smoe.sim.serving.curve import Engine
         from smoe.sim.serving.fitted import StepProfile, fit
+        from smoe.sim.serving.front import BehindFront, fit_front
 
         assert self.step_profile is not None
         profile = StepProfile.read(self.step_profile)
-        cost = ByLoad(fit(profile).cost)
-        engine = Engine(make_cost=lambda: cost, kv_rows=self._kv_rows(), **self._limits())
-        return [Case(str(profile.setting.get("model", self.step_profile.stem)), engine)]
+        name, cost = str(profile.setting.get("model", self.step_profile.stem)), ByLoad(fit(profile).cost)
+        costs: dict[str, StepCost] = {name: cost}
+        if profile.front:
+            costs[f"{name} over HTTP"] = BehindFront(cost, fit_front(profile.front))
+
+        def engine(cost: StepCost) -> Engine:
+            return Engine(make_cost=lambda: cost, kv_rows=self._kv_rows(), **self._limits())
+
+        return [Case(name, engine(cost)) for name, cost in costs.items()]
 
     def _offloaded(self) -> "list[Case]":
         from smoe.bench.slo.cases import Case

@@ -79,7 +79,7 @@ SURFACE = {
         *("--expert-policy", "--expert-tier", "--help", "--json", "--max-tokens", "--model", "--prompt-tokens"),
         *("--prompts", "--repeats", "--threads"),
     ],
-    "profile steps": ["--dtype", "--help", "--model", "--out", "--quick", "--threads"],
+    "profile steps": ["--dtype", "--front", "--help", "--model", "--out", "--quick", "--threads"],
     "profile routes": [
         *("--data", "--dtype", "--expert-memory", "--expert-policy", "--expert-tier", "--help", "--in-process"),
         *("--max-sequence", "--max-tokens", "--model", "--out", "--pack", "--record-logits", "--sample", "--seed"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoe.core.errors import ConfigError
+from smoe.sim.serving.front import ClosedLoop
 from smoe.sim.serving.load import StepLoad
 
 SCHEMA = 1
@@ -24,18 +25,22 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
-    """Steps of one engine. `setting` says of what and on what: model, dtype, threads, commit."""
+    """Steps of one engine, and if they were measured closed loops over a server in front of it. `setting` says of what
+    and on what: model, dtype, threads, commit."""
 
     moe_layers: int
     num_experts: int
     top_k: int
     steps: tuple[MeasuredStep, ...]
     setting: dict[str, Any]
+    front: tuple[ClosedLoop, ...] = ()
 
     def write(self, path: Path) -> None:
         steps = [{**asdict(step.load), "seconds": step.seconds} for step in self.steps]
         sizes = {name: getattr(self, name) for name in ("moe_layers", "num_experts", "top_k")}
-        path.write_text(json.dumps({"schema": SCHEMA, "setting": self.setting, **sizes, "steps": steps}) + "\n")
+        front = {"front": [asdict(loop) for loop in self.front]} if self.front else {}
+        body = {"schema": SCHEMA, "setting": self.setting, **sizes, "steps": steps, **front}
+        path.write_text(json.dumps(body) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "StepProfile":
@@ -49,7 +54,8 @@ class StepProfile:
                 seconds = each.pop("seconds")
                 steps.append(MeasuredStep(StepLoad(**each), seconds))
             sizes = {name: raw[name] for name in ("moe_layers", "num_experts", "top_k")}
-            return cls(steps=tuple(steps), setting=raw["setting"], **sizes)
+            front = tuple([ClosedLoop.parse(each) for each in raw.get("front", ())])
+            return cls(steps=tuple(steps), setting=raw["setting"], front=front, **sizes)
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise

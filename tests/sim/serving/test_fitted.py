@@ -9,6 +9,7 @@ import pytest
 
 from smoe.core.errors import ConfigError
 from smoe.sim.serving.fitted import FittedCost, MeasuredStep, StepProfile, distinct_experts, fit
+from smoe.sim.serving.front import ClosedLoop, Pair
 from smoe.sim.serving.load import StepLoad
 
 PRICES = (2e-3, 1e-4, 5e-5, 7e-5, 1e-6, 3e-9, 2e-8)
@@ -65,6 +66,10 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = profile(count=30)
     made.write(tmp_path / "p.json")
     assert StepProfile.read(tmp_path / "p.json") == made
+    pair = Pair(over=2e-3, straight=1e-3)
+    fronted = replace(made, front=(ClosedLoop(streams=3, token_s=pair, request_s=pair),))
+    fronted.write(tmp_path / "q.json")
+    assert StepProfile.read(tmp_path / "q.json") == fronted
 
 
 WRONG = [
