@@ -26,7 +26,7 @@ def rows(change: Change, url: str) -> Iterator[Row]:
     [model] = now.labelled("model_info", "model") or ["?"]
     phases = [phase for phase, holds in now.labelled("engine_phase", "phase").items() if holds]
     began = datetime.fromtimestamp(now.value("counting_since_seconds") or now.at_s, UTC)
-    yield Row("server", f"{model} at {url}, {'/'.join(phases)}, counting since {began:%m-%d %H:%M} UTC")
+    yield Row("server", f"{model} at {url}, {'/'.join(phases)}, since {began:%m-%d %H:%M} UTC")
     yield Row("interval", f"{change.seconds:.1f} s")
     yield Row("requests", _requests(change))
     for name, metric in _LATENCIES:
@@ -73,7 +73,7 @@ def _experts(change: Change) -> Iterator[Row]:
     budget = size(now.value("expert_memory_budget_bytes") or 0)
     yield Row(
         "experts",
-        f"hits {_percent(hits / uses if uses else None)} · waiting {_percent(waited)} of the time"
+        f"hits {_percent(hits / uses if uses else None)} · waiting {_percent(waited)} of time"
         f" · {_per_s(change.rate('expert_evictions_total'))} evicted · budget {budget}",
     )
     yield Row("links", " · ".join(_links(change, "disk", "host")) or "idle")
@@ -84,7 +84,11 @@ def _experts(change: Change) -> Iterator[Row]:
             "late": change.count("expert_uses_total", outcome="late"),
             "wasted": change.count("expert_prefetch_wasted_total"),
         }
-        shares = [f"{name} {_percent((count or 0) / issued if issued else None)}" for name, count in parts.items()]
+        # What an interval ends may have been begun before it.
+        all_of_them = max(issued, sum(count or 0 for count in parts.values()))
+        shares = [
+            f"{name} {_percent((count or 0) / all_of_them if all_of_them else None)}" for name, count in parts.items()
+        ]
         yield Row("prefetch", f"{_per_s(change.rate('expert_prefetch_issued_total'))} · {' · '.join(shares)}")
     if now.value("substituted_slots_total"):
         share = change.ratio("substituted_slots_total", "routed_choices_total")

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from smoe.cli import top
+from smoe.cli.top_view import rows
+from smoe.metrics.scrape import Change, Scrape
 from tests.metrics.pages import STATS, page
 from tests.metrics.test_scrape import answered
 
@@ -56,20 +58,33 @@ def test_once_prints_what_was_counted(
     server.pages = [page(requests=answered(0.003, 0.003))]
     done = smoe("top", server.url, "--once", "--api-key", "secret")
     assert (done.code, done.err, server.keys) == (0, "", ["Bearer secret"])
-    rows = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in done.out.splitlines()}
-    assert rows["server"].startswith(f"m at {server.url}, running, counting since 01-01 00:16 UTC")
-    assert rows["requests"] == "0.20/s · running 2 · waiting 3 · failed 0 · HTTP errors 1"
-    assert rows["TTFT"] == "p50 3.5 ms · p90 4.7 ms"
-    assert rows["TPOT"] == "p50 - · p90 -"
-    assert rows["tokens"] == "5.00/s · prompts 10/s"
-    assert rows["memory"] == "KV cache 25 % · resident 8 MB"
-    assert rows["experts"].startswith("hits 60 % · waiting 25 % of the time")
-    assert rows["links"] == "disk 6.4 MB/s 50 % busy"
-    assert rows["prefetch"] == "4.00/s · on time 50 % · late 25 % · wasted 10 %"
-    assert rows["drafts"] == "75 % kept · 2.00/s drafted · pauses 0"
+    shown = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in done.out.splitlines()}
+    assert shown["server"].startswith(f"m at {server.url}, running, since 01-01 00:16 UTC")
+    assert shown["requests"] == "0.20/s · running 2 · waiting 3 · failed 0 · HTTP errors 1"
+    assert shown["TTFT"] == "p50 3.5 ms · p90 4.7 ms"
+    assert shown["TPOT"] == "p50 - · p90 -"
+    assert shown["tokens"] == "5.00/s · prompts 10/s"
+    assert shown["memory"] == "KV cache 25 % · resident 8 MB"
+    assert shown["experts"].startswith("hits 60 % · waiting 25 % of time")
+    assert shown["links"] == "disk 6.4 MB/s 50 % busy"
+    assert shown["prefetch"] == "4.00/s · on time 50 % · late 25 % · wasted 10 %"
+    assert shown["drafts"] == "75 % kept · 2.00/s drafted · pauses 0"
     local, spent = "local choices 75 %", "in exchanges 20 % of the time"
-    assert rows["devices"] == f"2 · {local} · {spent} · devices 12.8 B/s · network 2 MB/s"
-    assert rows["balance"].startswith("most chosen expert over mean: 2.75 · layer 2 4.00")
+    assert shown["devices"] == f"2 · {local} · {spent} · devices 12.8 B/s · network 2 MB/s"
+    assert shown["balance"].startswith("most chosen expert over mean: 2.75 · layer 2 4.00")
+
+
+def test_an_interval_that_ends_more_prefetches_than_it_begins_has_shares_of_a_whole() -> None:
+    ended = replace(STATS.experts, prefetched=44, prefetch_used=29, late=11)
+    change = Change(Scrape.parse(page(), 0.0), Scrape.parse(page(engine=replace(STATS, experts=ended)), 2.0))
+    shown = {row.name: row.text for row in rows(change, "http://server")}
+    assert shown["prefetch"] == "2.00/s · on time 90 % · late 10 % · wasted 0 %"
+
+
+def test_rows_fit_a_terminal_of_80_columns() -> None:
+    change = Change(Scrape.parse(page(), 0.0), Scrape.parse(page(), 2.0))
+    long = {row.name: len(row.text) for row in rows(change, "http://127.0.0.1:8000") if len(row.text) > 80 - 11}
+    assert set(long) <= {"devices", "balance"}
 
 
 def test_what_a_server_does_not_have_has_no_row(server: Server, smoe: Callable[..., Any]) -> None:
