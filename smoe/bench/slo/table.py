@@ -14,7 +14,7 @@ _COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("done", ("completed",), "{:d}"),
     ("failed", ("failed",), "{:d}"),
     ("within", ("slo_attainment",), "{:.1%}"),
-    ("tokens/s", ("output_throughput",), "{:,.0f}"),
+    ("tok/s", ("output_throughput",), "{:,.0f}"),
     ("TTFT", ("p50_ttft_ms", "p99_ttft_ms"), _MS),
     ("TPOT", ("p50_tpot_ms", "p99_tpot_ms"), _MS),
     ("TBT p90", ("p50_tbt_p90_ms", "p99_tbt_p90_ms"), _MS),
@@ -27,7 +27,7 @@ def print_points(points: Sequence[Sequence[Point]]) -> None:
     table = Table(title="load points; latencies in ms, p50 / p99 of requests", title_justify="left")
     table.add_column("load")
     for name, _, _ in _COLUMNS:
-        table.add_column(name, justify="right", min_width=len(name))
+        table.add_column(name, justify="right")
     for runs in points:
         for point in runs:
             table.add_row(str(point.offered), *(_cells(point, keys, form) for _, keys, form in _COLUMNS))
