@@ -20,9 +20,9 @@ def read_bandwidth(num_bytes: int = 1 << 30, repeats: int = 7) -> list[float]:
 def copy_bandwidth(piece_bytes: int, num_bytes: int = 256 << 20, repeats: int = 3) -> list[float]:
     """Bytes/s of `repeats` times copying `num_bytes` in pieces as experts are copied from host memory into slots."""
     from smoe.kernels import alloc_huge
-    from smoe.offload.cache import View
     from smoe.offload.copies import MemoryCopies
     from smoe.offload.layout import SlotLayout
+    from smoe.offload.slots import View
     from smoe.offload.store import Read
 
     count = max(2, num_bytes // piece_bytes)

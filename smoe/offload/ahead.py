@@ -3,9 +3,10 @@ Torch-free."""
 
 from collections.abc import Sequence
 
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.drafted import Drafted
 from smoe.offload.policies.protocols import Array, Key, Prefetch, Reason, Routing
+from smoe.offload.slots import View
 
 PAUSE_SHARE = 0.6  # of prefetches that end unused; what a live engine pauses at
 PAUSE_EPOCHS = 256
@@ -91,7 +92,7 @@ class Ahead:
         for layer, until in list(self._paused_until.items()):
             if until <= self._epoch:
                 del self._paused_until[layer]
-        for layer, (paid, wasted) in self._residency.prefetch_paid.items():
+        for layer, (paid, wasted) in self._residency.uses.prefetch_paid.items():
             paid_before, wasted_before = self._judged[layer]
             ended = paid + wasted - paid_before - wasted_before
             if ended >= self._pause_window:

@@ -8,8 +8,9 @@ the rest follows as transfers arrive, also during the forward, for layers that a
 from collections.abc import Sequence
 from typing import Literal
 
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.policies.protocols import Key, Reason
+from smoe.offload.slots import View
 
 PlanOrder = Literal["deadline", "submitted", "named"]
 """Which planned transfer goes first: that of the layer whose turn comes first; of an earlier plan before a later one,

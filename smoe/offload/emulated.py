@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from smoe.core.link_model import LinkModel
-from smoe.offload.store import Read, Store, StoreStats
+from smoe.offload.store import Read, Store
+from smoe.offload.store_stats import StoreStats
 
 
 class EmulatedStore:

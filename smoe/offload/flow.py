@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from smoe.offload.arena import Arena
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.layer_pass import LayerPass
 from smoe.offload.outputs import Outputs
 from smoe.offload.planner import Planner
+from smoe.offload.slots import View
 from smoe.offload.transfer import Arrival, Transfers
 
 

@@ -10,11 +10,12 @@ from smoe.kernels import ExpertTable, ExpertTensors
 from smoe.models.bank import expert_table
 from smoe.models.spec import MoESpec
 from smoe.offload.arena import Arena
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.protocols import Array
 from smoe.offload.policies.spec import parse_policies
 from smoe.offload.shelf import Shelf
+from smoe.offload.slots import View
 
 EVICTION = "evict=lru"
 

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 
 from smoe.offload.arena import Arena
-from smoe.offload.cache import View
 from smoe.offload.copies import CopyEngine, MemoryCopies
 from smoe.offload.host import HostMemory
 from smoe.offload.shelf import STAGING_SLOTS, Shelf
-from smoe.offload.store import LinkStats, Read, Store, StoreStats
+from smoe.offload.slots import View
+from smoe.offload.store import Read, Store
+from smoe.offload.store_stats import LinkStats, StoreStats
 from smoe.offload.transfer import Transfers
 
 FILL_DEPTH = 8

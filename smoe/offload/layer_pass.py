@@ -13,7 +13,8 @@ asked for when the pass began; and the link, whose next transfer waits for a par
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
+from smoe.offload.slots import View
 
 ROLLING = 4
 """Enough to keep a link busy."""

@@ -35,15 +35,17 @@ first.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from smoe.core.stats import ExpertStats
 from smoe.offload.ahead import Ahead
 from smoe.offload.answers import Answers, Hold
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.distinct import distinct
 from smoe.offload.drafted import Drafted, PlanOrder
 from smoe.offload.layer_pass import LayerPass
 from smoe.offload.policies.protocols import Array, Costs, Key, MissDecision, PolicySet, Routing
+from smoe.offload.slots import View
 
 
 class PlannedPass(LayerPass):
@@ -210,22 +212,13 @@ class Planner:
 
     def stats(self) -> ExpertStats:
         """All that is decided, nothing that is measured."""
-        cache, answers = self._residency, self._answers
-        return ExpertStats(
-            hits=cache.hits,
-            late=cache.late,
-            cold_misses=cache.cold_misses,
-            collision_misses=cache.collision_misses,
-            compulsory_misses=cache.compulsory_misses,
+        answers = self._answers
+        return replace(
+            self._residency.uses.stats(),
             computed_in_place=answers.computed_in_place,
             computed_in_place_rows=answers.computed_in_place_rows,
-            prefetched=cache.prefetched,
-            prefetch_used=cache.prefetch_used,
-            wasted=cache.wasted,
             cancelled=self._cancelled,
             prefetch_pauses=self._ahead.pauses,
-            admitted=cache.admitted,
-            evictions=cache.evictions,
             substituted=answers.substituted,
             substituted_mass=answers.substituted_mass,
         )

@@ -17,8 +17,8 @@ from typing import Literal
 from smoe.core.cache_root import cache_root
 from smoe.core.errors import StoreError
 from smoe.offload.arena import Arena
-from smoe.offload.cache import View
 from smoe.offload.layout import SlotLayout
+from smoe.offload.slots import View
 from smoe.offload.store import DEFAULT_CHUNK_BYTES, DEFAULT_THREADS, DiskStore, Read
 
 MEASURED_FROM_BYTES = 1 << 30

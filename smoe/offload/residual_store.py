@@ -17,7 +17,8 @@ from smoe.models.residual import Piece, unpack_expert
 from smoe.models.residual_file import ResidualFile
 from smoe.offload.layout import Segment, SlotLayout
 from smoe.offload.shelf import ResidualForm
-from smoe.offload.store import LinkStats, Read, Store, StoreStats
+from smoe.offload.store import Read, Store
+from smoe.offload.store_stats import LinkStats, StoreStats
 
 DEFAULT_THREADS = 2
 """Of those that rebuild. One keeps up with a disk of 5 GB/s; two end sooner when several experts come at once."""

@@ -5,51 +5,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from smoe.core.errors import StoreError
-from smoe.offload.cache import View
 from smoe.offload.files import StoreFile
 from smoe.offload.layout import Segment, SlotLayout
+from smoe.offload.slots import View
+from smoe.offload.store_stats import LinkStats, StoreStats
 
 DEFAULT_THREADS = 4
 DEFAULT_CHUNK_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkStats:
-    """What went over one link since start: `disk` from files into memory, `host` from host memory into slots.
-
-    `busy_s` is the time during which it carried at least one transfer. An `emulated` link was slowed to a declared one.
-    """
-
-    name: str
-    transfers: int
-    nbytes: int
-    busy_s: float
-    emulated: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStats:
-    """Counts since start, of reads into slots. `busy_s` is the time during which at least one was in flight.
-
-    Files in `buffered_files` refuse direct reads; they are read through the page cache and dropped from it.
-    `links` come in the order in which bytes pass them. A store that keeps experts in memory itself takes up to
-    `budget_bytes` for it, and has had `peak_bytes` in use.
-    """
-
-    reads: int
-    bytes_read: int
-    retries: int
-    failures: int
-    busy_s: float
-    direct_files: tuple[str, ...]
-    buffered_files: tuple[str, ...]
-    links: tuple[LinkStats, ...] = ()
-    budget_bytes: int = 0
-    peak_bytes: int = 0
 
 
 class Read:

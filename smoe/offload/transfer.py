@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from smoe.kernels import ExpertTensors
 from smoe.offload.arena import Arena
-from smoe.offload.cache import View
 from smoe.offload.shelf import STAGING_SLOTS, Shelf
+from smoe.offload.slots import View
 from smoe.offload.store import Read, Store
 
 URGENT = 0

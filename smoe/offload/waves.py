@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.copies import CopyEngine
 from smoe.offload.costs import MeasuredCosts
 from smoe.offload.flow import Flow
@@ -17,6 +17,7 @@ from smoe.offload.in_place import InPlace
 from smoe.offload.outputs import Ids, Outputs
 from smoe.offload.planner import PlannedPass
 from smoe.offload.pools import SecondCore
+from smoe.offload.slots import View
 from smoe.offload.store import Store
 
 

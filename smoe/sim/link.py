@@ -4,7 +4,7 @@ import heapq
 import itertools
 from collections.abc import Iterable
 
-from smoe.offload.cache import View
+from smoe.offload.slots import View
 
 
 class Link:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from smoe.core.route_trace import RouteTrace
-from smoe.offload.cache import View
 from smoe.offload.distinct import distinct
 from smoe.offload.planner import PlannedPass, Planner
 from smoe.offload.policies.protocols import Key, Routing
+from smoe.offload.slots import View
 from smoe.sim.compute import ComputeModel
 from smoe.sim.forwards import Span
 from smoe.sim.link import Link

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smoe.core.link_model import LinkModel
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import parse_policies
+from smoe.offload.slots import View
 from smoe.sim.link import Link
 
 HOST_EVICTION = "evict=lru"

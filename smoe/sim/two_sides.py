@@ -8,12 +8,13 @@ from itertools import pairwise
 import numpy as np
 
 from smoe.core.route_trace import RouteTrace
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.planner import PlannedPass, Planner
 from smoe.offload.policies.balance import LinearSides, Sides, Split
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.protocols import Routing
 from smoe.offload.policies.spec import parse_policies
+from smoe.offload.slots import View
 from smoe.sim.link import Link
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from smoe.offload.cache import View
 from smoe.offload.cuda_copies import CudaCopies
 from smoe.offload.host import HostMemory
 from smoe.offload.host_store import HostStore, fill_all
 from smoe.offload.shelf import Shelf, SlotForm
+from smoe.offload.slots import View
 from smoe.offload.store import DiskStore, Read
 from tests.offload.support import ExpertFiles
 

@@ -9,13 +9,13 @@ import torch
 
 from smoe.kernels import alloc_huge
 from smoe.offload.bank import OffloadedBank
-from smoe.offload.cache import View
 from smoe.offload.copies import MemoryCopies
 from smoe.offload.host import HostMemory
 from smoe.offload.host_store import HostStore
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import parse_policies
 from smoe.offload.shelf import Shelf, SlotForm
+from smoe.offload.slots import View
 from smoe.offload.store import Read
 from tests.offload.support import ExpertFiles
 

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable
 
 from smoe.core.errors import StoreError
-from smoe.offload.store import Read, StoreStats
+from smoe.offload.store import Read
+from smoe.offload.store_stats import StoreStats
 
 
 def fill(read: Read) -> None:

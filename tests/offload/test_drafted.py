@@ -110,7 +110,7 @@ def test_no_more_in_flight_than_allowed_and_the_rest_follows():
     planner.foretell([(2, 1), (0, 1), (1, 1), (0, 2)])
     planner.start()
     assert planner.submitted == 4, "asked for before"
-    assert residency.prefetched == 3
+    assert residency.uses.stats().prefetched == 3
 
 
 def test_during_the_forward_only_layers_to_come_follow():
@@ -161,15 +161,15 @@ def test_the_epoch_of_the_forward_begins_with_its_draft():
     """So that an expert brought in for it and evicted since is a collision, and Least-Stale holds it to be current."""
     residency, planner = make(slots=3, floor=1)
     fill(residency, planner, [0])
-    epoch = residency._epoch
+    epoch = residency.uses.epoch
     _, (view,) = foretell(planner, (0, 4))
     planner.arrived(view)
     foretell(planner, (0, 4))
     planner.begin_forward()
-    assert residency._epoch == epoch + 1
+    assert residency.uses.epoch == epoch + 1
     pass_layer(planner, 0, [5])
     planner.begin_forward()
-    assert residency._epoch == epoch + 2
+    assert residency.uses.epoch == epoch + 2
     _, (view,) = foretell(planner, (1, 4))
     planner.arrived(view)
     planner.begin_forward()

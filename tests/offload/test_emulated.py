@@ -7,11 +7,11 @@ import torch
 from smoe.core.errors import ConfigError, StoreError
 from smoe.core.link_model import LinkModel
 from smoe.kernels import alloc_huge
-from smoe.offload.cache import View
 from smoe.offload.emulated import EmulatedStore
 from smoe.offload.host import HostMemory
 from smoe.offload.host_store import HostStore
 from smoe.offload.shelf import Shelf, SlotForm
+from smoe.offload.slots import View
 from smoe.offload.store import DiskStore, Read
 from tests.offload.stores import InstantStore
 from tests.offload.support import ExpertFiles, apply, random_calls

@@ -84,7 +84,8 @@ def test_decisions_do_not_depend_on_the_order_of_arrival(passes, floor, extra, s
         residency = Residency(floor * len(LAYERS) + extra, LAYERS, LRU(), floor=floor)
         for layer, experts in passes:
             drive(residency, layer, sorted(experts), choose)
-        counters = (residency.hits, residency.cold_misses, residency.collision_misses, residency.evictions)
+        stats = residency.uses.stats()
+        counters = (stats.hits, stats.cold_misses, stats.collision_misses, stats.evictions)
         outcomes.append((counters, [residency.resident(layer) for layer in LAYERS]))
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
@@ -134,7 +135,8 @@ def test_counts_of_hits_and_misses(experts):
     residency = Residency(2, [0], LRU(), floor=2)
     for _ in range(3):
         drive(residency, 0, experts, lambda n: 0)
-    counted = (residency.hits, residency.cold_misses, residency.collision_misses, residency.evictions)
+    stats = residency.uses.stats()
+    counted = (stats.hits, stats.cold_misses, stats.collision_misses, stats.evictions)
     assert counted == {1: (2, 1, 0, 0), 3: (4, 5, 0, 3)}[len(experts)]
 
 

@@ -66,7 +66,7 @@ def test_no_more_in_flight_than_allowed():
     for view in views:
         planner.arrived(view)
     assert [view[:2] for view in run(planner, 0, [0])] == [(1, 2), (1, 3)]
-    assert residency.prefetched == 4
+    assert residency.uses.stats().prefetched == 4
 
 
 def test_a_deadline_is_the_next_pass_of_the_layer():
@@ -84,7 +84,7 @@ def test_a_deadline_is_the_next_pass_of_the_layer():
 def test_demand_has_its_slots_before_prefetches():
     residency, planner = make(Fixed(*[(1, e) for e in range(9)]), slots=4, floor=2, max_background=9)
     views = run(planner, 0, [0, 1, 2, 3])
-    assert residency.cold_misses == 4
+    assert residency.uses.stats().cold_misses == 4
     assert [view[:2] for view in views] == [(1, 0), (1, 1)], "only into slots that layer 1 can have"
 
 
@@ -137,7 +137,7 @@ def test_admissions_wait_for_room():
     assert [view[:2] for view in views] == [(1, 4)]
     planner.arrived(views[0])
     assert [view[:2] for view in run(planner, 0, [0])] == [(1, 5)]
-    assert residency.admitted == 2
+    assert residency.uses.stats().admitted == 2
 
 
 def test_distinct_of_many_and_few():

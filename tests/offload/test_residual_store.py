@@ -15,9 +15,9 @@ from smoe.models.quantised_file import load_int4
 from smoe.models.residual_file import ResidualFile, load_residuals
 from smoe.offload.bank import OffloadedBank
 from smoe.offload.build import POISON_VARIABLE, make_bank, planned_tiers
-from smoe.offload.cache import View
 from smoe.offload.residual_store import ResidualStore, residual_layouts
 from smoe.offload.shelf import ResidualForm, Shelf
+from smoe.offload.slots import View
 from smoe.offload.store import Read
 from smoe.offload.tiers import open_tiers
 from tests.models.parity import write_checkpoint

@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoe.core.errors import ConfigError
-from smoe.offload.cache import Residency
 from smoe.offload.costs import FixedCosts
-from smoe.offload.policies.lru import LRU
 from tests.offload.places import ResidentPlace
 from tests.offload.stores import GatedStore, ShuffledStore
 from tests.offload.support import ExpertFiles, apply, random_calls
@@ -133,46 +131,13 @@ def test_any_sizes_at_any_time_keep_bits_and_books(files, steps, first, eviction
     bank.close()
 
 
-def test_shrinking_keeps_the_young_and_serves_floors():
-    residency = Residency(6, [0, 1], LRU(), floor=1)
-    for expert in range(5):
-        view = residency.try_reserve(0, expert)
-        residency.commit(view)
-        residency.unpin(view)
-    taken = residency.resize(4, floor=2)
-    residency.check_idle()
-    assert set(residency.resident(0)) == {3, 4}, "two slots are free for layer 1, two went"
-    assert len(taken) == 2
-    assert residency.try_reserve(1, 0) is not None
-    assert residency.try_reserve(1, 1) is not None
-
-
-def test_a_new_floor_counts_at_once():
-    residency = Residency(6, [0, 1], LRU(), floor=1)
-
-    def bring(layer, expert):
-        view = residency.try_reserve(layer, expert)
-        residency.commit(view)
-        residency.unpin(view)
-
-    for layer in (0, 1):
-        for expert in range(3):
-            bring(layer, expert)
-    bring(1, 3)
-    assert set(residency.resident(0)) == {1, 2}, "above its floor it loses to the other"
-    assert residency.resize(6, floor=2) == []
-    bring(1, 4)
-    assert set(residency.resident(0)) == {1, 2}, "and not at its new one"
-    residency.check_idle()
-
-
 def test_released_memory_is_given_back(files):
     bank = files.offloaded(torch.float32, 7, poison=False)
     for call in random_calls(files, torch.float32, [33]):
         apply(bank, call)
     bank.resize(3)
     held = {slot for layer in files.moe_layers for slot in bank._residency.resident(layer).values()}
-    away = set(bank._residency._out_of_use)
+    away = set(bank._residency._slots._aside)
     assert len(away) == 18
     assert all(not bank._arena.tensor(slot).any() for slot in away - held)
     bank.close()

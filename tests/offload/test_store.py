@@ -9,8 +9,8 @@ import smoe.offload.files
 from smoe.core.errors import StoreError
 from smoe.core.pages import PAGE_BYTES
 from smoe.kernels import alloc_huge
-from smoe.offload.cache import View
 from smoe.offload.layout import plan_layout
+from smoe.offload.slots import View
 from smoe.offload.store import DiskStore, Read
 from tests.offload.test_layout import Range
 

@@ -2,7 +2,7 @@ import pytest
 
 from smoe.core.errors import ConfigError
 from smoe.core.link_model import LinkModel
-from smoe.offload.cache import View
+from smoe.offload.slots import View
 from smoe.sim.link import Link
 
 

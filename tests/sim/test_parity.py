@@ -28,7 +28,8 @@ from smoe.offload.host_store import fill_all
 from smoe.offload.policies.catalog import Geometry
 from smoe.offload.policies.spec import parse_policies
 from smoe.offload.shelf import Shelf
-from smoe.offload.store import Read, StoreStats
+from smoe.offload.store import Read
+from smoe.offload.store_stats import StoreStats
 from smoe.sim.simulate import simulate
 from tests.engine.collect import drain, request
 

@@ -5,8 +5,8 @@ import pytest
 from smoe.core.errors import ConfigError
 from smoe.core.link_model import LinkModel
 from smoe.core.packaged_traces import open_trace
-from smoe.offload.cache import View
 from smoe.offload.policies.catalog import Geometry
+from smoe.offload.slots import View
 from smoe.sim.predict import head
 from smoe.sim.result import SimResult
 from smoe.sim.simulate import simulate

@@ -8,9 +8,9 @@ import torch
 
 from smoe.bench.result import Figure, Result
 from smoe.kernels import alloc_huge
-from smoe.offload.cache import View
 from smoe.offload.cuda_copies import CudaCopies, Pinned
 from smoe.offload.layout import SlotLayout
+from smoe.offload.slots import View
 from smoe.offload.store import Read
 
 NUM_SLOTS, SLOT_BYTES, REPEATS = 8, 32 << 20, 10

@@ -9,9 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from smoe.core.stats import ExpertStats
-from smoe.offload.cache import Residency, View
+from smoe.offload.cache import Residency
 from smoe.offload.planner import Planner
 from smoe.offload.policies.protocols import Array, MissDecision, PolicySet, Routing
+from smoe.offload.slots import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
