@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from smoe.core.stats import ExpertStats
-from smoe.models.bank import ExpertBank, Lookahead, Substitutions
+from smoe.models.bank import ExpertBank, Lookahead, RoutedRows, Substitutions
 
 LookaheadSink = Callable[[int, torch.Tensor], None]
 """Called with (decoder layer, logits_TE f16 of the MoE layer after it)."""
@@ -32,18 +32,10 @@ class LookaheadBank:
     def substitutions(self) -> Substitutions | None:
         return self._bank.substitutions()
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if self._lookahead is not None and layer != self._last_layer:
-            self._sink(layer, self._lookahead(layer, x_TD))
-        return self._bank.apply(layer, x_TD, ids_TK, weights_TK, residual_TD, logits_TE)
+    def apply(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
+        if self._lookahead is not None and rows.layer != self._last_layer:
+            self._sink(rows.layer, self._lookahead(rows.layer, rows.x_TD))
+        return self._bank.apply(rows, residual_TD)
 
     def stats(self) -> ExpertStats:
         return self._bank.stats()

@@ -1,7 +1,7 @@
 """ExpertBank: where expert weights live is its business; the decoder only asks for the weighted sum."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,23 @@ from smoe.models.spec import DecoderSpec, MoESpec
 
 Lookahead = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, h_TD) -> logits_TE float16 of the next MoE layer's router for this layer's input."""
+
+
+class RoutedRows(NamedTuple):
+    """A layer's input and what its router chose for it: ids i32 in [0, E), distinct within a row, and weights f32.
+    Logits only for a bank that needs them."""
+
+    layer: int
+    x_TD: torch.Tensor
+    ids_TK: torch.Tensor
+    weights_TK: torch.Tensor
+    logits_TE: torch.Tensor | None = None
+
+    def part(self, some: slice) -> Self:
+        """Some of the rows."""
+        layer, x_TD, ids_TK, weights_TK, logits_TE = self
+        told_TE = None if logits_TE is None else logits_TE[some]
+        return type(self)(layer, x_TD[some], ids_TK[some], weights_TK[some], told_TE)
 
 
 class Substitutions(NamedTuple):
@@ -28,7 +45,7 @@ class ExpertBank(Protocol):
 
     @property
     def needs_logits(self) -> bool:
-        """Whether `apply` must be given the router's logits."""
+        """Whether rows must come with the router's logits."""
         ...
 
     def use_lookahead(self, lookahead: Lookahead) -> None:
@@ -43,18 +60,10 @@ class ExpertBank(Protocol):
         """Of the forward begun last; None when nothing was substituted."""
         ...
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """residual + sum over a row's experts of weight * expert(x), in x's dtype. Changes no argument.
+    def apply(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
+        """residual + sum over a row's experts of weight * expert(x), [T, D] in x's dtype. Changes no argument.
 
-        ids i32 in [0, E), distinct within a row; weights f32. May raise StoreError; not re-entrant.
+        May raise StoreError; not re-entrant.
         """
         ...
 
@@ -69,15 +78,7 @@ class ExpertBank(Protocol):
 class SendingBank(ExpertBank, Protocol):
     """A bank that waits for rows to come back from elsewhere."""
 
-    def apply_beside(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual: Callable[[], torch.Tensor],
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def apply_beside(self, rows: RoutedRows, residual: Callable[[], torch.Tensor]) -> torch.Tensor:
         """As `apply`; `residual` gives [T, D], and is called once, while rows are under way."""
         ...
 
@@ -128,15 +129,8 @@ class ResidentBank(InMemory):
                 table.set(expert, read(layer, expert))
             self._tables[layer] = table
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def apply(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
+        layer, x_TD, ids_TK, weights_TK, _ = rows
         self._accesses += ids_TK.shape[1] if len(ids_TK) == 1 else _count_distinct(ids_TK)
         return moe(x_TD, ids_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
 

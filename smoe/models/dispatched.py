@@ -9,7 +9,7 @@ from smoe.collectives.dispatch import Dispatched, Dispatcher
 from smoe.collectives.schedules.protocol import Schedule
 from smoe.core.stats import ExpertStats
 from smoe.kernels import ExpertTable, ExpertTensors, moe
-from smoe.models.bank import ExpertBank, InMemory, Lookahead, Substitutions, expert_table
+from smoe.models.bank import ExpertBank, InMemory, Lookahead, RoutedRows, Substitutions, expert_table
 from smoe.models.informed import Informed
 from smoe.models.spec import DecoderSpec
 
@@ -57,15 +57,8 @@ class RankBank(InMemory):
         """What may become `held`; changes nothing."""
         return HeldExperts(self._spec, experts, read)
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: Tensor,
-        ids_TK: Tensor,
-        weights_TK: Tensor,
-        residual_TD: Tensor,
-        logits_TE: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, rows: RoutedRows, residual_TD: Tensor) -> Tensor:
+        layer, x_TD, ids_TK, weights_TK, _ = rows
         self._accesses += int(np.count_nonzero(np.bincount(ids_TK.cpu().numpy().ravel() + 1)[1:]))
         slots_TK = self.held.expert2slot[layer][ids_TK.long()]
         return moe(x_TD, slots_TK, ids_TK, weights_TK, self.held.tables[layer], residual=residual_TD)
@@ -114,26 +107,11 @@ class DispatchedBank:
         """Of this rank's own rows, each of which is one rank's in a layer: those of all ranks of a group add up."""
         return None if self._informed is None else self._informed.substitutions()
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: Tensor,
-        ids_TK: Tensor,
-        weights_TK: Tensor,
-        residual_TD: Tensor,
-        logits_TE: Tensor | None = None,
-    ) -> Tensor:
-        return self.apply_beside(layer, x_TD, ids_TK, weights_TK, lambda: residual_TD, logits_TE)
+    def apply(self, rows: RoutedRows, residual_TD: Tensor) -> Tensor:
+        return self.apply_beside(rows, lambda: residual_TD)
 
-    def apply_beside(
-        self,
-        layer: int,
-        x_TD: Tensor,
-        ids_TK: Tensor,
-        weights_TK: Tensor,
-        residual: Callable[[], Tensor],
-        logits_TE: Tensor | None = None,
-    ) -> Tensor:
+    def apply_beside(self, rows: RoutedRows, residual: Callable[[], Tensor]) -> Tensor:
+        layer, x_TD, ids_TK, weights_TK, logits_TE = rows
         device_TK = self._expert2place[layer][ids_TK.long()]
         self._schedule.note_devices(layer, device_TK)
 
@@ -153,7 +131,7 @@ class DispatchedBank:
 
         def compute(sent: Dispatched) -> Tensor:
             nothing_ND = torch.zeros_like(sent.x_ND)
-            return self._local.apply(layer, sent.x_ND, sent.ids_NK, sent.weights_NK, nothing_ND)
+            return self._local.apply(RoutedRows(layer, sent.x_ND, sent.ids_NK, sent.weights_NK), nothing_ND)
 
         return self._dispatcher.apply(x_TD, ids_TK, weights_TK, device_TK, residual, compute)
 

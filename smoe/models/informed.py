@@ -7,7 +7,7 @@ to compute here, T rows of the step, K choices, E experts, D hidden, X columns a
 import torch
 
 from smoe.collectives.dispatch import Dispatched
-from smoe.models.bank import ExpertBank, Substitutions
+from smoe.models.bank import ExpertBank, RoutedRows, Substitutions
 
 Tensor = torch.Tensor
 _SAID = 3
@@ -43,7 +43,8 @@ class Informed:
         if self.lossy:
             logits_NE = told_NX[:, choices:-_SAID].contiguous()
         out_NX = torch.zeros_like(sent.x_ND)
-        out_NX[:, :hidden] = self._local.apply(layer, x_ND, sent.ids_NK, weights_NK, torch.zeros_like(x_ND), logits_NE)
+        rows = RoutedRows(layer, x_ND, sent.ids_NK, weights_NK, logits_NE)
+        out_NX[:, :hidden] = self._local.apply(rows, torch.zeros_like(x_ND))
         replaced = self._local.substitutions() if self.lossy else None
         if replaced is not None:
             mass_N = torch.from_numpy(replaced.mass_T).float()

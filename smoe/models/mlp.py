@@ -7,7 +7,7 @@ import torch
 
 from smoe.kernels import GatedMLP, LayerNorm, Linear, RMSNorm
 from smoe.models.activations import sigmoid
-from smoe.models.bank import ExpertBank, SendingBank
+from smoe.models.bank import ExpertBank, RoutedRows, SendingBank
 from smoe.models.batch import StepContext
 from smoe.models.route_counts import RouteCounts
 from smoe.models.router import Router
@@ -57,11 +57,10 @@ class MoEBlock:
             self._counts.note(self._layer, ids_TK)
         if context.batch.route_sink is not None:
             context.batch.route_sink(self._layer, ids_TK, weights_TK, logits_TE)
-        told_TE = logits_TE if self._needs_logits else None
+        rows = RoutedRows(self._layer, h_TD, ids_TK, weights_TK, logits_TE if self._needs_logits else None)
         if self._sends is not None:
-            residual = partial(self._residual, x_TD, h_TD)
-            return self._sends.apply_beside(self._layer, h_TD, ids_TK, weights_TK, residual, told_TE)
-        return self._bank.apply(self._layer, h_TD, ids_TK, weights_TK, self._residual(x_TD, h_TD), told_TE)
+            return self._sends.apply_beside(rows, partial(self._residual, x_TD, h_TD))
+        return self._bank.apply(rows, self._residual(x_TD, h_TD))
 
     def _residual(self, x_TD: torch.Tensor, h_TD: torch.Tensor) -> torch.Tensor:
         """x + shared(h)."""

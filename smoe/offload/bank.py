@@ -6,13 +6,12 @@ Shapes: T rows, D hidden, K experts a row.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from smoe.core.errors import ConfigError
 from smoe.core.stats import ExpertStats
 from smoe.kernels import moe_combine
-from smoe.models.bank import Lookahead, Substitutions
+from smoe.models.bank import Lookahead, RoutedRows, Substitutions
 from smoe.offload.arena import Arena
 from smoe.offload.cache import Residency
 from smoe.offload.copies import CopyEngine
@@ -21,12 +20,13 @@ from smoe.offload.drafted import PlanOrder
 from smoe.offload.flow import Flow
 from smoe.offload.in_place import InPlace
 from smoe.offload.link_rate import LinkRate
-from smoe.offload.outputs import Ids, Outputs
+from smoe.offload.outputs import Outputs
 from smoe.offload.planner import Planner
-from smoe.offload.policies.protocols import Array, Costs, Key, MissDecision, PolicySet, Routing
+from smoe.offload.policies.protocols import Costs, Key, PolicySet
 from smoe.offload.pools import SecondCore
+from smoe.offload.routings import Routings
 from smoe.offload.shelf import Shelf
-from smoe.offload.store import LinkStats, Store
+from smoe.offload.store import Store
 from smoe.offload.transfer import Transfers
 from smoe.offload.waves import Waves
 
@@ -88,11 +88,7 @@ class OffloadedBank:
             rolling=rolling,
         )
         self._slot_bytes, self._rate = shelf.slot_bytes, LinkRate()
-        # Order within a row is of no consequence to the sum; only these policies go by it (and by anything but ids).
-        self._sorts = policies.miss.lossy or policies.prefetch is not None
-        self._lookahead: Lookahead | None = None
-        self._token_ids: Array | None = None
-        self._replaced: tuple[Array, Array] | None = None
+        self._routings = Routings(self._planner, ids_alone=policies.prefetch is None and not policies.miss.lossy)
         self._store, self._transfers = store, Transfers(shelf, store, self._arena)
         self._outputs = Outputs(spec, max_slots, poison=poison)
         self._flow = Flow(self._planner, self._residency, self._transfers, self._outputs, self._arena)
@@ -113,64 +109,47 @@ class OffloadedBank:
         return self._planner.needs_logits
 
     def use_lookahead(self, lookahead: Lookahead) -> None:
-        self._lookahead = lookahead
+        self._routings.lookahead = lookahead
 
     def begin_forward(self, token_ids_T: torch.Tensor) -> None:
-        self._token_ids = token_ids_T.numpy()
-        self._replaced = None
+        self._routings.begin_forward(token_ids_T)
         self._planner.begin_forward()
 
     def substitutions(self) -> Substitutions | None:
-        return None if self._replaced is None else Substitutions(*self._replaced)
+        return self._routings.substitutions
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return self.apply_beside(layer, x_TD, ids_TK, weights_TK, lambda: residual_TD, logits_TE)
+    def apply(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
+        return self.apply_beside(rows, lambda: residual_TD)
 
-    def apply_beside(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual: Callable[[], torch.Tensor],
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def apply_beside(self, rows: RoutedRows, residual: Callable[[], torch.Tensor]) -> torch.Tensor:
         """`residual` is called once the misses are on their way."""
         flow = self._flow
         flow.poll()
-        run = self._planner.begin_pass(*self._ask(layer, x_TD, ids_TK, weights_TK, logits_TE))
+        run = self._planner.begin_pass(*self._routings.of(rows))
         if run is None:
-            out_TD = self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual())
-            self._waves.used(self._outputs.slots(layer, ids_TK.numpy()))
+            out_TD = self._outputs.fused(rows, residual())
+            self._waves.used(self._outputs.slots(rows.layer, rows.ids_TK.numpy()))
             return out_TD
         try:
             if run.decision is not None:
-                ids_TK, weights_TK = self._replace(run.decision)
+                rows = self._routings.replace(rows, run.decision)
             for view in run.late:
                 self._transfers.promote(view)
             flow.take_back(run.stale)
             flow.begin(run.start())
             residual_TD = residual()
             if run.fused:
-                out_TD = self._outputs.fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+                out_TD = self._outputs.fused(rows, residual_TD)
                 self._waves.used([view.slot for view in run.hits])
                 flow.begin(run.retire_hits())
                 return out_TD
-            pairs_TKD = self._waves.run(run, x_TD, ids_TK)
+            pairs_TKD = self._waves.run(run, rows.x_TD, rows.ids_TK)
         except BaseException:
             if self._in_place is not None:
                 self._in_place.release()
             flow.abandon(run)
             raise
-        return moe_combine(pairs_TKD, ids_TK, weights_TK, x_TD.dtype, residual=residual_TD)
+        return moe_combine(pairs_TKD, rows.ids_TK, rows.weights_TK, rows.x_TD.dtype, residual=residual_TD)
 
     def compute_hits_first(self, first: bool) -> None:
         """From the next pass on; by default they are (see Waves)."""
@@ -202,22 +181,11 @@ class OffloadedBank:
 
     def stats(self) -> ExpertStats:
         cache, store = self._residency, self._store.stats()
-        links = {link.name: link for link in store.links}
-        nothing = LinkStats(name="", transfers=0, nbytes=0, busy_s=0.0)
-        disk, host = links.get("disk", nothing), links.get("host", nothing)
         return replace(
-            self._planner.stats(),
-            bytes_moved=store.bytes_read,
+            store.added_to(self._planner.stats()),
             wait_s=self._transfers.wait_s,
-            transfer_s=store.busy_s,
-            disk_transfers=disk.transfers,
-            disk_bytes=disk.nbytes,
-            disk_s=disk.busy_s,
-            host_transfers=host.transfers,
-            host_bytes=host.nbytes,
-            host_s=host.busy_s,
-            budget_bytes=self._fixed_bytes + store.budget_bytes + cache.num_slots * self._arena.slot_bytes,
-            peak_bytes=self._fixed_bytes + store.peak_bytes + cache.peak_used * self._arena.slot_bytes,
+            budget_bytes=self._fixed_bytes + store.budget_bytes + cache.num_slots * self._slot_bytes,
+            peak_bytes=self._fixed_bytes + store.peak_bytes + cache.peak_used * self._slot_bytes,
         )
 
     def resize(self, num_slots: int) -> None:
@@ -253,43 +221,3 @@ class OffloadedBank:
         self._store.close()
         self._outputs.close()
         self._arena.close()
-
-    def _ask(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        logits_TE: torch.Tensor | None,
-    ) -> tuple[Routing, Array | None]:
-        """The routing of a pass as policies see it, and the look-ahead if they want one."""
-        ids, weights = ids_TK.numpy(), weights_TK.numpy()
-        if not self._sorts:
-            return Routing(layer=layer, ids=ids, weights=weights, token_ids=self._token_ids), None
-        ids, weights = _descending(ids, weights)
-        logits = logits_TE.numpy() if logits_TE is not None and self._planner.needs_logits else None
-        lookahead = None
-        if self._lookahead is not None and self._planner.wants_lookahead(layer):
-            lookahead = self._lookahead(layer, x_TD).numpy()
-        routing = Routing(layer=layer, ids=ids, weights=weights, logits=logits, token_ids=self._token_ids)
-        return routing, lookahead
-
-    def _replace(self, decision: MissDecision) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the decision computes, its substitutions noted by row."""
-        assert decision.substituted is not None
-        assert decision.mass is not None
-        slots, mass = decision.substituted, decision.mass
-        if self._replaced is not None:
-            slots, mass = self._replaced[0] + slots, self._replaced[1] + mass
-        self._replaced = (slots, mass)
-        ids = np.ascontiguousarray(decision.ids, dtype=np.int32)
-        return torch.from_numpy(ids), torch.from_numpy(np.ascontiguousarray(decision.weights, dtype=np.float32))
-
-
-def _descending(ids: Ids, weights: Array) -> tuple[Ids, Array]:
-    """Both [T, K], each row by weight."""
-    if len(ids) == 1:  # what decoding asks for all the time
-        order = np.argsort(-weights[0], kind="stable")
-        return ids[:, order], weights[:, order]
-    order = np.argsort(-weights, axis=1, kind="stable")
-    return np.take_along_axis(ids, order, 1), np.take_along_axis(weights, order, 1)

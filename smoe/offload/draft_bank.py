@@ -10,7 +10,7 @@ import torch
 
 from smoe.core.errors import ConfigError
 from smoe.kernels import Int4Table, Int4Tensors, moe
-from smoe.models.bank import InMemory
+from smoe.models.bank import InMemory, RoutedRows
 from smoe.models.loading import Checkpoint
 from smoe.models.quantised import expert_of
 from smoe.models.quantised_file import load_int4
@@ -51,15 +51,8 @@ class Int4Bank(InMemory):
                 table.set(expert, expert_of(layers[layer], expert))
             self._tables[layer] = table
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def apply(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
+        layer, x_TD, ids_TK, weights_TK, _ = rows
         ids = ids_TK.cpu().numpy()
         if self.routed is not None:
             self.routed(layer, ids)

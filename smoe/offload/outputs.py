@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from smoe.kernels import ExpertTable, ExpertTensors, moe, moe_pairs
-from smoe.models.bank import expert_table
+from smoe.models.bank import RoutedRows, expert_table
 from smoe.models.spec import DecoderSpec, MoESpec
 from smoe.offload.arena import POISON_BYTE
-from smoe.offload.cache import View
 from smoe.offload.in_place import InPlace
+from smoe.offload.slots import View
 
 Ids = npt.NDArray[np.int32]
 
@@ -50,15 +50,9 @@ class Outputs:
         found: list[int] = np.unique(self._expert2slot[layer].take(ids[ids >= 0])).tolist()
         return found
 
-    def fused(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-    ) -> torch.Tensor:
+    def fused(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
         """The whole layer, of which all experts are resident."""
+        layer, x_TD, ids_TK, weights_TK, _ = rows
         slots_TK = torch.from_numpy(self._expert2slot[layer].take(ids_TK.numpy()))
         return moe(x_TD, slots_TK, ids_TK, weights_TK, self._tables[layer], residual=residual_TD)
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from smoe.core.errors import StoreError
+from smoe.models.bank import RoutedRows, Substitutions
 from smoe.offload.bank import OffloadedBank
 
 log = logging.getLogger(__name__)
@@ -27,47 +28,28 @@ class RankOffloadedBank(OffloadedBank):
         super().begin_forward(token_ids_T)
         self._unread = None
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        self._replaced = None
-        if not len(x_TD):
+    def apply(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
+        self._routings.substitutions = None
+        if not len(rows.x_TD):
             return residual_TD
         try:
-            return super().apply(layer, x_TD, ids_TK, weights_TK, residual_TD, logits_TE)
+            return super().apply(rows, residual_TD)
         except StoreError as error:
             log.warning("%s", error)
             self._unread = self._unread or str(error)
-        return self._row_by_row(layer, x_TD, ids_TK, weights_TK, residual_TD, logits_TE)
+        return self._row_by_row(rows, residual_TD)
 
-    def _row_by_row(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-        logits_TE: torch.Tensor | None,
-    ) -> torch.Tensor:
-        out_TD = torch.full_like(x_TD, torch.nan)
-        slots_T, mass_T = np.zeros(len(x_TD), np.int64), np.zeros(len(x_TD))
-        for row in range(len(x_TD)):
+    def _row_by_row(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
+        count, routings, out_TD = len(rows.x_TD), self._routings, torch.full_like(rows.x_TD, torch.nan)
+        slots_T, mass_T = np.zeros(count, np.int64), np.zeros(count)
+        for row in range(count):
             one = slice(row, row + 1)
-            logits_1E = None if logits_TE is None else logits_TE[one]
-            self._replaced = None
+            routings.substitutions = None
             try:
-                out_TD[one] = super().apply(layer, x_TD[one], ids_TK[one], weights_TK[one], residual_TD[one], logits_1E)
+                out_TD[one] = super().apply(rows.part(one), residual_TD[one])
             except StoreError:
                 continue
             if (replaced := super().substitutions()) is not None:
                 slots_T[one], mass_T[one] = replaced
-        self._replaced = None
-        if slots_T.any():
-            self._replaced = (slots_T, mass_T)
+        routings.substitutions = Substitutions(slots_T, mass_T) if slots_T.any() else None
         return out_TD

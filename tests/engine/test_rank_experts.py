@@ -13,6 +13,7 @@ from smoe.core.parallel import ParallelConfig, ScheduleName
 from smoe.engine.parallel import check_parallel, load_part, make_schedule
 from smoe.engine.plan_devices import plan_devices
 from smoe.engine.rank_experts import open_experts, rank_tiers, slots_of_ranks
+from smoe.models.bank import RoutedRows
 from smoe.models.batch import Batch
 from smoe.models.kv import KVCache
 from smoe.models.loading import Checkpoint, open_checkpoint
@@ -130,23 +131,18 @@ def test_a_row_is_never_given_an_expert_that_it_has_anyway(checkpoint: Checkpoin
         part = open_rank(checkpoint, lossy, placement, everyone, own)
         local = part.experts.bank
         decoder, bank = part.decoder(make_schedule(lossy.parallel, own, placement))
-        apply, widen, replace_ids = local.apply, bank._informed.widen, local._replace
-        rows, stand_ins = [], []
+        widen, replace_rows, stand_ins = bank._informed.widen, local._routings.replace, []
 
         def widening(x_RD, ids_RK, *rest):
             chosen.update((x.numpy().tobytes(), set(ids.tolist())) for x, ids in zip(x_RD, ids_RK, strict=True))
             return widen(x_RD, ids_RK, *rest)
 
-        def applying(layer, x_TD, ids_TK, *rest):
-            rows[:] = [(chosen[x.numpy().tobytes()], ids.tolist()) for x, ids in zip(x_TD, ids_TK, strict=True)]
-            return apply(layer, x_TD, ids_TK, *rest)
+        def replacing(rows, decision):
+            for x, here, now in zip(rows.x_TD, rows.ids_TK.tolist(), decision.ids.tolist(), strict=True):
+                stand_ins.extend((e, chosen[x.numpy().tobytes()]) for e in now if e >= 0 and e not in here)
+            return replace_rows(rows, decision)
 
-        def replacing(decision):
-            for (everywhere, here), now in zip(rows, decision.ids.tolist(), strict=True):
-                stand_ins.extend((e, everywhere) for e in now if e >= 0 and e not in here)
-            return replace_ids(decision)
-
-        bank._informed.widen, local.apply, local._replace = widening, applying, replacing
+        bank._informed.widen, local._routings.replace = widening, replacing
         try:
             run_steps(decoder, random_steps(4, seed=2), own=MEMBERS[everyone.rank // 2])
             return stand_ins
@@ -172,15 +168,15 @@ def test_rows_whose_experts_cannot_be_read_are_not_numbers(
     x_TD = torch.randn(5, hidden, generator=generator)
     ids_TK = torch.tensor([[1, 2, -1], [7, -1, 3], [-1, -1, 4], [5, 9, 7], [8, 6, 2]], dtype=torch.int32)
     weights_TK = torch.rand(5, 3, generator=generator)
-    arguments = (layer, x_TD, ids_TK, weights_TK, torch.zeros(5, hidden))
+    arguments = (RoutedRows(layer, x_TD, ids_TK, weights_TK), torch.zeros(5, hidden))
     bank.begin_forward(torch.arange(5))
     expected = bank.apply(*arguments)
     sound = OffloadedBank.apply
 
-    def failing(self, layer, x_TD, ids_TK, *rest):
-        if (ids_TK == broken).any():
+    def failing(self, rows, residual_TD):
+        if (rows.ids_TK == broken).any():
             raise StoreError("model.safetensors: reading 12 bytes at offset 3: gone")
-        return sound(self, layer, x_TD, ids_TK, *rest)
+        return sound(self, rows, residual_TD)
 
     monkeypatch.setattr(OffloadedBank, "apply", failing)
     assert bank.last_unread() is None

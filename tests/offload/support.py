@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from smoe.models.bank import ResidentBank
+from smoe.models.bank import ResidentBank, RoutedRows
 from smoe.models.loading import ExpertSource, TensorRange
 from smoe.models.spec import DecoderSpec, DenseSpec, GQASpec, LayerSpec, MoESpec, RouterSpec
 from smoe.offload.bank import OffloadedBank
@@ -142,13 +142,17 @@ class ExpertFiles:
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one `apply`."""
+    """Arguments of one `apply`, in parts."""
 
     layer: int
     x_TD: torch.Tensor
     ids_TK: torch.Tensor
     weights_TK: torch.Tensor
     residual_TD: torch.Tensor
+
+    @property
+    def rows(self) -> RoutedRows:
+        return RoutedRows(self.layer, self.x_TD, self.ids_TK, self.weights_TK)
 
 
 def random_calls(files: ExpertFiles, dtype: torch.dtype, rows: list[int], *, seed: int = 0) -> list[Call]:
@@ -165,4 +169,4 @@ def random_calls(files: ExpertFiles, dtype: torch.dtype, rows: list[int], *, see
 
 
 def apply(bank: OffloadedBank | ResidentBank, call: Call) -> torch.Tensor:
-    return bank.apply(call.layer, call.x_TD, call.ids_TK, call.weights_TK, call.residual_TD)
+    return bank.apply(call.rows, call.residual_TD)

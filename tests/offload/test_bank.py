@@ -9,6 +9,7 @@ import torch
 import smoe.offload.files
 import smoe.offload.outputs
 from smoe.core.errors import StoreError
+from smoe.models.bank import RoutedRows
 from tests.offload.stores import InstantStore
 from tests.offload.support import ExpertFiles, apply, random_calls
 
@@ -52,14 +53,18 @@ def test_hits_are_computed_before_misses_are_waited_for_unless_told_otherwise(fi
     x_TD, weights_TK = torch.ones(1, files.hidden), torch.full((1, 3), 1 / 3)
     layer, events = files.moe_layers[0], []
     take, compute = bank._flow.take, bank._outputs.compute
-    bank.apply(layer, x_TD, torch.tensor([[0, 1, 2]], dtype=torch.int32), weights_TK, x_TD)
+
+    def rows(experts):
+        return RoutedRows(layer, x_TD, torch.tensor([experts], dtype=torch.int32), weights_TK)
+
+    bank.apply(rows([0, 1, 2]), x_TD)
     monkeypatch.setattr(bank._flow, "take", lambda run: events.append("take") or take(run))
     monkeypatch.setattr(
         bank._outputs,
         "compute",
         lambda x, ids, views, out: events.append(sorted(v.expert for v in views)) or compute(x, ids, views, out),
     )
-    bank.apply(layer, x_TD, torch.tensor([[0, 1, 5]], dtype=torch.int32), weights_TK, x_TD)
+    bank.apply(rows([0, 1, 5]), x_TD)
     assert events == ([[0, 1], "take", [5]] if first else ["take", [0, 1], [5]])
     bank.check_integrity()
     bank.close()

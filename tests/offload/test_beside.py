@@ -31,7 +31,7 @@ def test_misses_are_begun_before_the_residual_is_asked_for_and_awaited_after(fil
         store.release()
         return call.residual_TD
 
-    found = bank.apply_beside(call.layer, call.x_TD, call.ids_TK, call.weights_TK, residual)
+    found = bank.apply_beside(call.rows, residual)
     assert torch.equal(found, apply(resident, call))
     assert len(begun) == 1
     assert begun[0]
@@ -51,7 +51,7 @@ def test_hits_alone_ask_for_the_residual_once(files, rows):
         asked.append(0)
         return call.residual_TD
 
-    found = bank.apply_beside(call.layer, call.x_TD, call.ids_TK, call.weights_TK, residual)
+    found = bank.apply_beside(call.rows, residual)
     assert torch.equal(found, apply(resident, call))
     assert len(asked) == 1
     assert bank.stats().misses == bank.stats().hits

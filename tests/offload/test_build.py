@@ -8,7 +8,7 @@ from smoe.core.config import EngineConfig
 from smoe.core.draft import DraftConfig
 from smoe.core.errors import ConfigError
 from smoe.core.expert_memory import ExpertMemory
-from smoe.models.bank import ResidentBank
+from smoe.models.bank import ResidentBank, RoutedRows
 from smoe.models.loading import open_checkpoint
 from smoe.offload import build
 from smoe.offload.bank import OffloadedBank
@@ -121,6 +121,6 @@ def test_windows_roll(checkpoint, draft):
     x_TD = torch.zeros(6, checkpoint.spec.hidden, dtype=torch.bfloat16)
     awaited, begin = [], bank._flow.begin
     bank._flow.begin = lambda views: awaited.append(len(views)) or begin(views)
-    bank.apply(0, x_TD, ids_TK, torch.full((6, 8), 0.125), x_TD)
+    bank.apply(RoutedRows(0, x_TD, ids_TK, torch.full((6, 8), 0.125)), x_TD)
     bank.close()
     assert max(awaited) == build.ROLLING if draft else max(awaited) >= 38, "a few, or all the slots of the layer"

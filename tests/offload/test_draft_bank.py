@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from smoe.core.errors import ConfigError
 from smoe.kernels import ExpertTensors
 from smoe.kernels.int4 import dequantise_expert, quantise_expert
-from smoe.models.bank import ResidentBank
+from smoe.models.bank import ResidentBank, RoutedRows
 from smoe.models.batch import Batch
 from smoe.models.decoder import Decoder
 from smoe.models.kv import KVCache
@@ -84,11 +84,12 @@ def test_equal_input_gives_equal_bits_whatever_is_beside_it(mixtral: Path, tmp_p
     x, residual = (torch.randn(30, 48).to(torch.bfloat16) for _ in range(2))
     ids = torch.stack([torch.randperm(6)[:2] for _ in range(30)]).to(torch.int32)
     weights = torch.rand(30, 2)
-    whole = bank.apply(0, x, ids, weights, residual)
-    assert torch.equal(bank.apply(0, x, ids, weights, residual), whole)
+    rows = RoutedRows(0, x, ids, weights)
+    whole = bank.apply(rows, residual)
+    assert torch.equal(bank.apply(rows, residual), whole)
     for row in range(30):
         one = slice(row, row + 1)
-        assert torch.equal(bank.apply(0, x[one], ids[one], weights[one], residual[one]), whole[one])
+        assert torch.equal(bank.apply(rows.part(one), residual[one]), whole[one])
 
 
 def test_routed_hears_every_choice_before_the_experts_run(mixtral: Path, tmp_path: Path) -> None:

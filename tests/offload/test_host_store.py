@@ -198,9 +198,9 @@ def test_a_bank_on_a_device_says_when_a_slot_was_used_last(
         copies.log += [("read", view.slot) for view in views]
         compute(x_TD, ids, views, pairs_TKD)
 
-    def fused_noted(layer, x_TD, ids_TK, weights_TK, residual_TD):
-        copies.log += [("read", slot) for slot in bank._outputs.slots(layer, ids_TK.numpy())]
-        return fused(layer, x_TD, ids_TK, weights_TK, residual_TD)
+    def fused_noted(rows, residual_TD):
+        copies.log += [("read", slot) for slot in bank._outputs.slots(rows.layer, rows.ids_TK.numpy())]
+        return fused(rows, residual_TD)
 
     bank._outputs.compute, bank._outputs.fused = compute_noted, fused_noted
     resident = files.resident(torch.float32)

@@ -9,6 +9,7 @@ SCRIPT = """
 import resource, sys
 import torch
 from smoe.core.expert_tier import ExpertTier
+from smoe.models.bank import RoutedRows
 from smoe.models.loading import ExpertSource, TensorRange
 from smoe.models.spec import DecoderSpec, GQASpec, LayerSpec, MoESpec, RouterSpec
 from smoe.offload.bank import OffloadedBank
@@ -41,7 +42,7 @@ bank = OffloadedBank(plan.above, open_tiers(plan)[0], policies, num_slots=slots,
 x = torch.ones(1, hidden, dtype=torch.bfloat16)
 for first in range(0, experts, 4):
     ids = torch.arange(first, first + 4, dtype=torch.int32).view(1, 4)
-    assert torch.equal(bank.apply(0, x, ids, torch.full((1, 4), 0.25), x), x)
+    assert torch.equal(bank.apply(RoutedRows(0, x, ids, torch.full((1, 4), 0.25)), x), x)
 stats = bank.stats()
 assert stats.cold_misses == experts and stats.bytes_moved >= 3 * size * experts
 assert stats.peak_bytes == stats.budget_bytes

@@ -18,7 +18,7 @@ from smoe.offload.host_store import HostStore, fill_all
 from smoe.offload.shelf import Shelf, SlotForm
 from smoe.offload.store import DiskStore
 from tests.offload.stores import InstantStore, ShuffledStore
-from tests.offload.support import ExpertFiles, random_calls
+from tests.offload.support import ExpertFiles, apply, random_calls
 from tests.offload.test_policies import EVICTIONS, Scattered, forwards, policies
 
 TIERS = ["disk", "disk slow", "shuffled", "shuffled failing", "host", "host part", "host part failing"]
@@ -86,16 +86,15 @@ def stress(files, seed):
         bank.begin_forward(torch.arange(num_rows))
         for call in calls:
             logits_TE = torch.from_numpy(np.random.default_rng(seed).normal(size=(num_rows, files.num_experts))).float()
-            arguments = (call.layer, call.x_TD, call.ids_TK, call.weights_TK, call.residual_TD)
             accesses += len(call.ids_TK.unique())
             try:
-                actual = bank.apply(*arguments, logits_TE)
+                actual = bank.apply(call.rows._replace(logits_TE=logits_TE), call.residual_TD)
             except StoreError:
                 failures += 1
             else:
                 assert actual.isfinite().all(), case
                 if miss != "substitute":
-                    assert torch.equal(actual, resident.apply(*arguments)), case
+                    assert torch.equal(actual, apply(resident, call)), case
             bank.check_integrity()
     stats = bank.stats()
     bank.close()

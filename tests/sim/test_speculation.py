@@ -7,6 +7,7 @@ import torch
 from smoe.core.draft import TIMINGS
 from smoe.core.errors import ConfigError
 from smoe.core.link_model import LinkModel
+from smoe.models.bank import RoutedRows
 from smoe.offload.policies.draft_plan import PlanRule
 from smoe.offload.window import make_window
 from smoe.sim.compute import ComputeModel
@@ -58,7 +59,7 @@ def live(files, trace, draft, policy, slots, seed):
         for place, layer in enumerate(trace.layers):
             ids = trace.expert_ids[place, cut.first : cut.first + cut.rows].astype(np.int32)
             x_TD, weights_TK = torch.zeros(cut.rows, files.hidden), torch.full(ids.shape, 1 / TOP_K)
-            bank.apply(layer, x_TD, torch.from_numpy(ids), weights_TK, x_TD)
+            bank.apply(RoutedRows(layer, x_TD, torch.from_numpy(ids), weights_TK), x_TD)
             bank.check_integrity()
     bank.poll()
     stats = bank.stats()

@@ -12,13 +12,12 @@ from smoe.core.client import EngineClient
 from smoe.core.config import EngineConfig
 from smoe.core.request import Request
 from smoe.core.sampling import SamplingParams
-from smoe.core.stats import ExpertStats
 from smoe.engine.core import EngineCore
 from smoe.engine.model_facts import planned_model_info
 from smoe.engine.plan import plan_memory
 from smoe.engine.runner import Runner
 from smoe.engine.tokenizer import load_tokenizer
-from smoe.models.bank import Lookahead
+from smoe.models.bank import InMemory
 from smoe.models.batch import Batch
 from smoe.models.kv import KVCache
 from smoe.models.loading import open_checkpoint
@@ -41,26 +40,9 @@ class NoOpDecoder:
         return self._logits_MV[: len(batch.logit_rows_M)]
 
 
-class NoOpBank:
-    needs_logits = False
-
-    def use_lookahead(self, lookahead: Lookahead) -> None:
-        return
-
-    def begin_forward(self, token_ids_T: torch.Tensor) -> None:
-        return
-
-    def substitutions(self) -> None:
-        return None
-
+class NoOpBank(InMemory):
     def apply(self, *_: object) -> torch.Tensor:
         raise AssertionError("a no-op decoder asks for no experts")
-
-    def stats(self) -> ExpertStats:
-        return ExpertStats()
-
-    def check_integrity(self) -> None:
-        return
 
     def close(self) -> None:
         return

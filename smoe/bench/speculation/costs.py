@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from smoe.models.bank import ExpertBank, InMemory
+from smoe.models.bank import ExpertBank, InMemory, RoutedRows
 from smoe.models.batch import Batch
 from smoe.models.decoder import Decoder, Params
 from smoe.models.kv import KVCache
@@ -43,19 +43,11 @@ class _Timed(InMemory):
     def __init__(self, bank: ExpertBank) -> None:
         self._bank, self.seconds, self.experts, self.choices = bank, 0.0, 0, 0
 
-    def apply(
-        self,
-        layer: int,
-        x_TD: torch.Tensor,
-        ids_TK: torch.Tensor,
-        weights_TK: torch.Tensor,
-        residual_TD: torch.Tensor,
-        logits_TE: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        self.experts += len(np.unique(ids_TK.numpy()))
-        self.choices += ids_TK.numel()
+    def apply(self, rows: RoutedRows, residual_TD: torch.Tensor) -> torch.Tensor:
+        self.experts += len(np.unique(rows.ids_TK.numpy()))
+        self.choices += rows.ids_TK.numel()
         began = time.perf_counter()
-        out_TD = self._bank.apply(layer, x_TD, ids_TK, weights_TK, residual_TD, logits_TE)
+        out_TD = self._bank.apply(rows, residual_TD)
         self.seconds += time.perf_counter() - began
         return out_TD
 
