@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from smoe.answers import Completion, complete
 from smoe.cli.terminal import Streamer
 from smoe.core.client import EngineClient
+from smoe.core.model_info import ModelInfo
 from smoe.core.request import Request, TokenLogprob
 from smoe.core.stats import DraftStats, ExpertStats
 from smoe.inbox import Inbox
@@ -18,15 +19,13 @@ from smoe.inbox import Inbox
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`submitted_s` is a `time.perf_counter` value; `experts` counts the whole run, over all its prompts."""
+    """`submitted_s` is a `time.perf_counter` value; `experts` and `draft` count the whole run, over all its prompts."""
 
     completions: list[Completion]
     submitted_s: float
     experts: ExpertStats
-    lossy: bool
-    tiers: tuple[str, ...]
-    emulated_link: str | None
     draft: DraftStats
+    info: ModelInfo
 
 
 def collect(client: EngineClient, requests: Sequence[Request], streamer: Streamer | None) -> Run:
@@ -53,7 +52,7 @@ def collect(client: EngineClient, requests: Sequence[Request], streamer: Streame
         )
     after = client.stats()
     experts, draft = after.experts.since(before.experts), after.draft.since(before.draft)
-    return Run(completions, submitted_s, experts, info.lossy, info.expert_tiers, info.emulated_link, draft)
+    return Run(completions, submitted_s, experts, draft, info)
 
 
 def print_json(run: Run, out: TextIO) -> None:
@@ -76,14 +75,14 @@ def _object(run: Run, completion: Completion) -> dict[str, Any]:
             "total_tokens": usage.total_tokens,
         },
         "logprobs": None if completion.logprobs is None else [_logprob(entry) for entry in completion.logprobs],
-        "lossy": run.lossy,
+        "lossy": run.info.lossy,
         "substituted_slots": completion.substituted_slots,
         "substituted_mass": completion.substituted_mass,
         "stats": {
             "tokens_per_s": _decode_rate([completion]),
             "ttft_ms": _ttft_ms(run, completion),
-            "expert_tiers": list(run.tiers),
-            "emulated_link": run.emulated_link,
+            "expert_tiers": list(run.info.expert_tiers),
+            "emulated_link": run.info.emulated_link,
             "expert_hits": run.experts.hits,
             "expert_misses": run.experts.misses,
             "expert_late": run.experts.late,
@@ -92,10 +91,11 @@ def _object(run: Run, completion: Completion) -> dict[str, Any]:
             "bytes_moved": run.experts.bytes_moved,
             "links": {
                 name: {field: getattr(run.experts, f"{name}_{field}") for field in ("transfers", "bytes", "s")}
-                for name in run.tiers
+                for name in run.info.expert_tiers
             },
             "expert_budget_bytes": run.experts.budget_bytes,
             "expert_peak_bytes": run.experts.peak_bytes,
+            "draft_bytes": run.info.draft_bytes,
         },
     }
 
@@ -130,21 +130,22 @@ def print_table(run: Run) -> None:
 
     rate = _decode_rate(run.completions)
     ttfts = [value for completion in run.completions if (value := _ttft_ms(run, completion)) is not None]
-    experts = run.experts
+    experts, info = run.experts, run.info
+    beside = f", and {size(info.draft_bytes)} of the draft" if info.draft_bytes else ""
     table = Table(show_header=False)
     rows = (
         ("decode", "one token" if rate is None else f"{rate:,.1f} tokens/s"),
         ("time to first token", "no token" if not ttfts else f"{max(ttfts):,.0f} ms"),
         ("expert hits / misses", f"{experts.hits:,} / {experts.misses:,}"),
         ("expert bytes moved", size(experts.bytes_moved)),
-        ("expert memory: bound", size(experts.budget_bytes) if experts.budget_bytes else "all resident"),
+        ("expert memory: bound", (size(experts.budget_bytes) if experts.budget_bytes else "all resident") + beside),
         ("expert memory: peak", size(experts.peak_bytes) if experts.peak_bytes else "all resident"),
     )
     for name, figure in rows:
         table.add_row(name, figure)
-    if run.emulated_link is not None:
-        table.add_row("experts come over", f"an emulated link from {run.tiers[-1]} of {run.emulated_link}")
-    for name in run.tiers if len(run.tiers) > 1 else ():
+    if info.emulated_link is not None:
+        table.add_row("experts come over", f"an emulated link from {info.expert_tiers[-1]} of {info.emulated_link}")
+    for name in info.expert_tiers if len(info.expert_tiers) > 1 else ():
         transfers, nbytes = (getattr(experts, f"{name}_{field}") for field in ("transfers", "bytes"))
         table.add_row(f"experts from {name}", f"{transfers:,}: {size(nbytes)}")
     if experts.prefetched:
@@ -156,7 +157,7 @@ def print_table(run: Run) -> None:
         table.add_row("drafted tokens", kept)
     if run.draft.pauses:
         table.add_row("drafting paused", f"{run.draft.pauses:,} times: it did not pay")
-    if run.lossy:
+    if info.lossy:
         slots, mass = (sum(getattr(c, f"substituted_{name}") for c in run.completions) for name in ("slots", "mass"))
         table.add_row("lossy: substituted", f"{slots:,} expert choices of router weight {mass:,.2f}")
     Console(stderr=True).print(table)

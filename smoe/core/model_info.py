@@ -9,7 +9,8 @@ class ModelInfo:
 
     `lossy`: the expert policy may change outputs. `expert_tiers`: where experts come from, the farthest first; none
     when all are resident. `emulated_link`: the declared link from the last of them, so that every time belongs to it.
-    `draft_tokens`: how many a draft may propose for a sequence in one step; 0 without a draft.
+    `draft_tokens`: how many a draft may propose for a sequence in one step, `draft_bytes`: its weights; 0 without a
+    draft.
     `fingerprint` identifies the weights (hash of config and tensor index) in route traces and
     placements.
     """
@@ -32,3 +33,4 @@ class ModelInfo:
     expert_tiers: tuple[str, ...] = ()
     emulated_link: str | None = None
     draft_tokens: int = 0
+    draft_bytes: int = 0

@@ -1,5 +1,7 @@
 """ModelInfo: what others may know of a loaded model."""
 
+from dataclasses import replace
+
 import torch
 
 from smoe.core.model_info import ModelInfo
@@ -45,7 +47,7 @@ def model_info(
 
 def planned_model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Tokenizer | None) -> ModelInfo:
     """Of a model on one device, as its plan has it."""
-    return model_info(
+    info = model_info(
         checkpoint,
         tokenizer,
         dtype=getattr(torch, plan.dtype),
@@ -56,3 +58,4 @@ def planned_model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Toke
         expert_tiers=plan.expert_tiers,
         emulated_link=plan.emulated_link,
     )
+    return replace(info, draft_bytes=plan.draft_bytes)

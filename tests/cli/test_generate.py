@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from smoe import LLM, SamplingParams
+from smoe.cli.answers import size
 from smoe.core.placement_file import write_placement
 from tests.collectives.placements import random_placement
 
@@ -44,6 +45,7 @@ def test_text_goes_to_stdout_and_the_table_to_stderr(smoe: Callable) -> None:
     assert result.out.endswith("\n")
     for row in ("tokens/s", "time to first token", "expert hits / misses", "expert bytes moved", "peak"):
         assert row in result.err
+    assert "draft" not in result.err
 
 
 def test_token_ids_need_no_tokenizer(smoe: Callable, tiny: Path) -> None:
@@ -131,3 +133,25 @@ def test_plan_counts_what_it_shows(smoe: Callable) -> None:
     most = json.loads(smoe("plan", "--expert-memory", "25%", "--expert-memory-max", "50%", "--json").out)
     assert most["expert_slots"] == plan["expert_slots"]
     assert most["experts_resident_bytes"] == 2 * plan["experts_resident_bytes"]
+
+
+@pytest.mark.parametrize("memory", ["60%", "all"])
+def test_plan_and_generate_say_the_same_of_a_draft(
+    smoe: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, memory: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    options = ("--draft", "int4", "--expert-memory", memory)
+    plan = json.loads(smoe("plan", *options, "--json").out)
+    draft, experts = plan["draft_bytes"], 0 if memory == "all" else plan["experts_resident_bytes"]
+    assert f" {size(draft)} " in row_of("draft int4", smoe("plan", *options).out)
+
+    generate = ("generate", "--in-process", "--prompt", "Once", "--max-tokens", "3", *options)
+    [answer] = json.loads(smoe(*generate, "--json").out)
+    assert (answer["stats"]["draft_bytes"], answer["stats"]["expert_budget_bytes"]) == (draft, experts)
+    bound = "all resident" if memory == "all" else size(experts)
+    assert f" {bound}, and {size(draft)} of the draft " in row_of("expert memory: bound", smoe(*generate).err)
+
+
+def row_of(name: str, table: str) -> str:
+    [row] = [line for line in table.splitlines() if name in line]
+    return row
