@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,10 @@ import pytest
 from smoe.bench.slo.plot import plot
 from smoe.bench.slo.raw import write_raw
 from smoe.bench.slo.run import best_of, headline, result_of, search, sweep
-from smoe.bench.slo.study import Offered
+from smoe.bench.slo.study import Offered, Point
 from smoe.metrics.serving import RequestRecord
 from smoe.metrics.slo import summarise
-from tests.bench.slo_points import SLO, point, study
+from tests.bench.slo_points import SLO, point, record, study
 
 
 def falling(rate: float) -> float:
@@ -34,6 +35,24 @@ def test_search_ends_just_below_what_the_server_bears(start: float) -> None:
     assert best.value <= 3.3 < best.value * 1.06
     assert best.figure == "highest rate with 99 % within ttft:100"
     assert "/s missed" in (best.bound or "")
+
+
+def test_search_ends_where_a_higher_rate_would_be_no_more_load() -> None:
+    made_up = study(lambda _: 1.0)
+    apart = made_up.at
+
+    def at(offered: Offered) -> list[Point]:
+        """From 8/s on all are sent at once."""
+        runs: list[Point] = apart(offered)
+        burst = replace(runs[0], load=replace(runs[0].load, records=(record(0, 0.05),) * 9))
+        return runs if (offered.rate or 0.0) < 8 else [burst]
+
+    made_up.at = at
+    points = search(made_up, 0.99, 1.0, 0.05, lambda _: None)
+    assert [runs[0].offered.rate for runs in points] == [1, 2, 4, 8]
+    found = headline(made_up, points, 0.99)[0]
+    assert found.value == 8
+    assert "in flight at once" in (found.bound or "")
 
 
 def test_a_share_below_all_is_enough_when_it_is_asked_for() -> None:

@@ -1,5 +1,6 @@
 """`smoe bench slo`: how many requests a second a server bears while a share of them meets the objectives."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
@@ -24,16 +25,34 @@ def sweep(study: Study, offers: Sequence[Offered], on_point: OnPoint) -> list[li
 
 
 def search(study: Study, share: float, start: float, tolerance: float, on_point: OnPoint) -> list[list[Point]]:
-    """Points of rates around the highest that holds, in ascending order. Rates below start / 64 are not tried."""
+    """Points of rates around the highest that holds, in ascending order. Rates below start / 64 are not tried, nor any
+    above one that holds with all requests in flight at once: it would be the same load."""
     points: list[list[Point]] = []
 
     def holds(rate: float) -> bool:
         points.append(study.at(Offered(rate=rate)))
         on_point(points[-1])
-        return attainment(points[-1], study.slo) >= share
+        held = attainment(points[-1], study.slo) >= share
+        if held and _all_at_once(points[-1]):
+            raise _NoMoreLoad
+        return held
 
-    highest_rate(holds, start=start, tolerance=tolerance, lowest=start / 64)
+    with contextlib.suppress(_NoMoreLoad):
+        highest_rate(holds, start=start, tolerance=tolerance, lowest=start / 64)
     return sorted(points, key=lambda runs: runs[0].offered.rate or 0.0)
+
+
+class _NoMoreLoad(Exception):
+    pass
+
+
+def _all_at_once(runs: Sequence[Point]) -> bool:
+    """In each run the last request went out before the first answer ended."""
+    return all(
+        max(record.sent_s for record in point.load.records)
+        < min((record.chunk_s[-1] for record in point.load.records if not record.failed), default=0.0)
+        for point in runs
+    )
 
 
 def headline(study: Study, points: Sequence[Sequence[Point]], share: float) -> list[Figure]:
@@ -75,6 +94,8 @@ def _best_figures(
         bound = f"none: the lowest tried, {min(rates):.4g}/s, missed"
     else:
         bound = f"{min(above):.4g}/s missed" if above else "the highest tried"
+        if not above and _all_at_once(best):
+            bound += ": all requests of a run were in flight at once, and more of them may miss"
     name = f"highest rate with {100 * share:g} % within {study.slo}"
     rate = None if best is None else best[0].offered.rate
     figures = [Figure(figure=name, value=rate, unit="requests/s", bound=bound)]
