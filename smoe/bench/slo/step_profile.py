@@ -4,7 +4,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -63,6 +63,12 @@ def measure_steps(config: EngineConfig, text: Sequence[int], grid: Grid) -> Step
         steps=tuple(map(_median, zip(*rounds, strict=True))),
         setting=_setting(config, info),
     )
+
+
+def pooled(profiles: Sequence[StepProfile]) -> StepProfile:
+    """The median of each step over profiles of one grid."""
+    steps = tuple(map(_median, zip(*(profile.steps for profile in profiles), strict=True)))
+    return replace(profiles[0], steps=steps)
 
 
 class _Session:

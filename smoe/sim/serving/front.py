@@ -71,7 +71,8 @@ class BehindFront:
 
 def fit_front(loops: Sequence[ClosedLoop]) -> Front:
     """None of its parts below zero. Of loops with as many streams, repeats, the median counts; they weigh by what their
-    steps take, so that a hundredth of a short step counts as much as one of a long step.
+    steps take, so that a hundredth of a short step counts as much as one of a long step. Requests count where fewest
+    come together: in an open load they mostly come alone, and then each costs more.
 
     Raises ConfigError for fewer than two numbers of streams.
     """
@@ -86,8 +87,5 @@ def fit_front(loops: Sequence[ClosedLoop]) -> Front:
     streams = np.array(counts, dtype=float)
     features = np.stack([np.ones_like(streams), streams], axis=1)
     step_s, answer_s = nnls(features * weights[:, None], more * weights)[0].tolist()
-    requests = [
-        median(loop.request_s.more for loop in each) - step_s / count - answer_s
-        for count, each in zip(counts, alike, strict=True)
-    ]
-    return Front(step_s=step_s, answer_s=answer_s, request_s=max(0.0, median(requests)))
+    alone = median(loop.request_s.more for loop in alike[0]) - step_s / counts[0] - answer_s
+    return Front(step_s=step_s, answer_s=answer_s, request_s=max(0.0, alone))

@@ -1,7 +1,7 @@
 """What a front adds to steps, and that known parts of it are found in closed loops."""
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -53,6 +53,14 @@ def test_known_parts_are_found() -> None:
     true = Front(step_s=3e-4, answer_s=5e-5, request_s=9e-4)
     for found in (fit_front(loops(true)), fit_front(loops(true, noise=0.1, repeats=9))):
         assert asdict(found) == pytest.approx(asdict(true), rel=1e-6)
+
+
+def test_requests_count_as_those_that_come_alone() -> None:
+    true = Front(step_s=3e-4, answer_s=5e-5, request_s=2e-3)
+    together = [
+        loop if loop.streams == 1 else replace(loop, request_s=Pair(over=8.5e-3, straight=8e-3)) for loop in loops(true)
+    ]
+    assert fit_front(together).request_s == pytest.approx(true.request_s)
 
 
 def test_no_part_is_below_zero() -> None:
