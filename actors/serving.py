@@ -20,6 +20,7 @@ from smoe.actors.desk import Board, Report
 from smoe.actors.launch import RaySession, open_ray
 from smoe.actors.outcome import one_line
 from smoe.actors.remote import DeskActor
+from smoe.actors.serve_settings import GENERAL, Door, listens_itself, of_actors
 from smoe.core.cluster_config import ClusterConfig
 from smoe.core.config import EngineConfig
 from smoe.core.errors import ConfigError, StartupError
@@ -29,13 +30,7 @@ APP = "smoe"
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 2.0, 30.0
 _EXIT_S = 10.0
 _SPARE_REQUESTS = 64  # that the app refuses, or that ask for no answer
-# Ray Serve's own: no output of its processes on ours; a proxy on a busy machine may take a while to start; a chunk
-# crosses no threads in a replica.
-_SETTINGS = {
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-}
+_KNOCK_S = 0.05
 _LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 
@@ -72,7 +67,7 @@ class Serving:
     """
 
     def __init__(self, make_app: Callable[[], Any], plan: ServePlan) -> None:
-        for name, value in _SETTINGS.items():
+        for name, value in GENERAL.items():
             os.environ.setdefault(name, value)
         self._session: RaySession = open_ray(plan.cpus)
         self._started = False
@@ -110,16 +105,17 @@ class Serving:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._started = True
         try:
-            # The processes of a local Ray have these settings from us; those of a cluster were there before.
-            env = {} if self._session.local else {"runtime_env": {"env_vars": _SETTINGS}}
+            local = self._session.local
+            door = (plan.host, self.port) if listens_itself(plan.replicas, os.environ, local=local) else None
+            env = {"runtime_env": {"env_vars": of_actors(os.environ, door, local=local)}}
             serve.start(
                 proxy_location="HeadOnly",
-                http_options={"host": plan.host, "port": self.port},
+                http_options={"host": plan.host, "port": self.port if door is None else _any_port(plan.host)},
                 logging_config=_LOGGING,
                 controller_options=env,
             )
             # Not waiting for the replicas, of which the desk tells sooner.
-            target = serve.RunTarget(_application(make_app, self._desk, plan, env), name=APP, route_prefix="/")
+            target = serve.RunTarget(_application(make_app, self._desk, plan, env, door), name=APP, route_prefix="/")
             serve.run_many([target], wait_for_applications_running=False)
         except (RayError, RuntimeError, TimeoutError) as error:
             raise StartupError(f"Ray Serve did not start ({one_line(error)})") from error
@@ -168,7 +164,14 @@ def _free(plan: ServePlan) -> int:
         raise ConfigError("port", where, f"one to listen on: {os.strerror(error.errno or 0)}") from error
 
 
-def _application(make_app: Callable[[], Any], desk: Any, plan: ServePlan, env: dict[str, Any]) -> Any:
+def _any_port(host: str) -> int:
+    with socket.create_server((host, 0)) as door:
+        return int(door.getsockname()[1])
+
+
+def _application(
+    make_app: Callable[[], Any], desk: Any, plan: ServePlan, env: dict[str, Any], door: Door | None
+) -> Any:
     # A function of its own, since Ray Serve calls only those in the replica.
     def build() -> Any:
         return make_app()
@@ -186,17 +189,18 @@ def _application(make_app: Callable[[], Any], desk: Any, plan: ServePlan, env: d
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=_LOGGING,
     )
-    return deployment.bind(desk)
+    return deployment.bind(desk, door)
 
 
 class Replica:
     """Tells the desk how its engine is, and ends it when the desk says so. A replica whose engine has failed is
-    replaced by Ray Serve; one whose desk is gone, with the process that deployed it, drains and ends the deployment."""
+    replaced by Ray Serve; one whose desk is gone, with the process that deployed it, drains and ends the deployment.
+    With a `door`, Ray Serve has it listen there itself."""
 
     app: Any  # set by Ray Serve
 
-    async def __init__(self, desk: Any) -> None:  # type: ignore[misc]
-        self._desk = desk
+    async def __init__(self, desk: Any, door: Door | None = None) -> None:  # type: ignore[misc]
+        self._desk, self._door = desk, door
         self._name = uuid.uuid4().hex
         # Runs when Ray Serve has made the app, right after this.
         self._heeding = asyncio.ensure_future(self._heed())
@@ -208,6 +212,7 @@ class Replica:
 
     async def _heed(self) -> None:
         engine = self._engine()
+        await self._opened()
         engine.on_phase = self._report
         self._report()
         gone = False
@@ -219,6 +224,17 @@ class Replica:
         await engine.close()
         if gone:
             await asyncio.to_thread(serve.shutdown)
+
+    async def _opened(self) -> None:
+        """Until its door is open, which Ray Serve opens when it has made the app."""
+        while self._door is not None:
+            try:
+                _, writer = await asyncio.open_connection(*self._door)
+            except OSError:
+                await asyncio.sleep(_KNOCK_S)
+            else:
+                writer.close()
+                return
 
     def _report(self) -> None:
         engine = self._engine()
