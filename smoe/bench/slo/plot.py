@@ -36,9 +36,10 @@ def _load(points: Sequence[Sequence[Point]], slo: Slo, percent: float, path: Pat
     _dots(share, xs, met)
     share.axhline(percent, color="grey", linestyle="--", linewidth=1, label=f"goal: {percent:g} %")
     share.set(ylabel="% of requests within the objectives", ylim=(0, 105))
-    for key, name, color in (("request_throughput", "answered", "C0"), ("request_goodput", "within objectives", "C2")):
+    lines = (("request_throughput", "answered", "C0", 4), ("request_goodput", "within objectives", "C2", 1.5))
+    for key, name, color, width in lines:  # the wide one is still seen where both are the same
         values = [[point.figures[key] for point in runs] for runs in points]
-        speed.plot(xs, [median(each) for each in values], marker="o", color=color, label=name)
+        speed.plot(xs, [median(each) for each in values], marker="o", color=color, linewidth=width, label=name)
         _dots(speed, xs, values, color)
     if label.startswith("requests"):
         speed.plot(xs, xs, color="grey", linestyle=":", linewidth=1, label="offered")
