@@ -55,6 +55,10 @@ class Desk:
             return False
         return True
 
+    async def stay(self) -> None:
+        """Never ends: who waits for it learns that the desk has gone."""
+        await asyncio.Event().wait()
+
     async def end(self) -> None:
         """Asks all replicas to end."""
         self._ending.set()

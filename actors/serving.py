@@ -215,15 +215,14 @@ class Replica:
         await self._opened()
         engine.on_phase = self._report
         self._report()
-        gone = False
-        try:
+        # Gone is also whoever would end the deployment, as when a job is stopped while it drains, or right after.
+        with contextlib.suppress(RayError):
             while not await self._desk.until_ending.remote(self._name):
                 pass
-        except RayError:
-            gone = True  # and with it whoever would end the deployment, as when a job is stopped that still drains
         await engine.close()
-        if gone:
-            await asyncio.to_thread(serve.shutdown)
+        with contextlib.suppress(RayError):
+            await self._desk.stay.remote()
+        await asyncio.to_thread(serve.shutdown)
 
     async def _opened(self) -> None:
         """Until its door is open, which Ray Serve opens when it has made the app."""

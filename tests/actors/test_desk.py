@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from smoe.actors.desk import LEASE_S, Desk, Report, Standing, all_closed, standing
 
 RUNNING, LOADING, FAILED, CLOSED = (Report(phase) for phase in ("running", "loading", "failed", "closed"))
@@ -33,6 +35,16 @@ def test_replicas_hear_that_they_shall_end_and_those_who_come_later_too() -> Non
         await desk.end()
         assert await waiting
         assert await desk.until_ending("b", lease_s=60.0)
+
+    asyncio.run(body())
+
+
+def test_who_stays_is_not_told_of_the_end() -> None:
+    async def body() -> None:
+        desk = Desk()
+        await desk.end()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(desk.stay(), 0.001)
 
     asyncio.run(body())
 

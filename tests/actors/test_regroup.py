@@ -109,6 +109,7 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_worker_niceness": "0",  # at Ray's 15 an actor starts for a minute and more while others compute
     }
     port, dashboard = free_port(), free_port()
     ray = str(Path(sys.executable).with_name("ray"))
