@@ -31,6 +31,7 @@ class SecondCore:
 
 
 def _settle(core: int | None) -> None:
+    torch.get_num_threads()  # the first thing that a thread asks gives it the number of all: let that be over
     torch.set_num_threads(1)
     if core is not None:
         keep_to(core)

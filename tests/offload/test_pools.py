@@ -133,15 +133,18 @@ def test_what_fails_here_waits_for_what_is_beside(files, second):
 
 
 def test_threads_of_others_are_left_as_they_were():
-    before = torch.get_num_threads()
-    found = []
-    core = SecondCore()
-    assert core.begin(torch.get_num_threads).result() == 1
-    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-    other.start()
-    other.join()
-    assert [torch.get_num_threads(), *found] == [before, before]
-    core.close()
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        core = SecondCore()
+        assert core.begin(torch.get_num_threads).result() == 1
+        other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert [torch.get_num_threads(), *found] == [3, 3]
+        core.close()
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a core for a thread: Linux")
