@@ -46,9 +46,7 @@ def command(
     ] = str(DEFAULT.replicas),
     ingress: Annotated[
         str,
-        typer.Option(
-            "--ingress", metavar="NAME", help="What listens: ray-serve (the default), or direct, at less time a token."
-        ),
+        typer.Option("--ingress", metavar="NAME", help="What listens: ray-serve (the default), or direct, without it."),
     ] = DEFAULT.ingress,
     api_key: Annotated[
         str | None,
