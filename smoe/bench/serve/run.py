@@ -27,7 +27,7 @@ Note = Callable[[str], None]
 
 
 def run(*, quick: bool, cache: Path | None, out: Path, note: Note) -> Result:
-    """About twenty minutes, `quick` four. `cache` keeps the inflated model of 4.9 GB; None leaves its figures out.
+    """About forty minutes, `quick` four. `cache` keeps the inflated model of 4.9 GB; None leaves its figures out.
     The result is written after each part."""
     folder = model_folder("builtin")
     config: dict[str, object] = {"model": "builtin", "input_len": INPUT_LEN, "output_len": OUTPUT_LEN, "seed": 0}
@@ -72,7 +72,7 @@ class _Bench:
 
     def overhead(self) -> None:
         self._note("overhead of serving")
-        repeats = 2 if self._quick else 7
+        repeats = 2 if self._quick else 15
         client = build_local_client(EngineConfig(threads=overhead.THREADS))
         try:
             threads = ["--threads", str(overhead.THREADS)]
