@@ -108,7 +108,8 @@ def figures(found: Sequence[Found]) -> list[Figure]:
         ratio = each.rate / demand if each.rate and demand else None
         parts = [f"held at each of {len(each.points)} loads" if each.missed is None else f"{each.missed:.3g}/s missed"]
         if ratio is not None and each.method != DEMAND.name:
-            parts.append(f"{ratio:.2f}x demand LRU at {each.memory}")
+            least = "at least " if each.missed is None else ""
+            parts.append(f"{least}{ratio:.2f}x demand LRU at {each.memory}")
         parts += [_load(point) for point in sorted(each.points, key=lambda point: float(point["rate"]))]
         made.append(
             Figure(

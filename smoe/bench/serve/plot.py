@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 from smoe.bench.serve.offloaded import SHARE, SLO, Found
@@ -13,6 +14,7 @@ PANELS = (
     ("median_ttft_ms", "time to first token, median ms"),
     ("median_tpot_ms", "time a token after it, median ms"),
 )
+_WRAP = 90
 
 
 def plot_streams(runs: Runs, path: Path, title: str) -> Path:
@@ -41,12 +43,15 @@ def plot_rates(found: Sequence[Found], path: Path, title: str) -> Path:
     for row, each in enumerate(found):
         axes.barh(row, each.rate or 0.0, color="C0" if each.memory == found[0].memory else "C1")
         if each.rate is None:
-            axes.text(0, row, f"  {(each.why or '')[:60]}", va="center", fontsize=8)
+            why = fill(each.why or "", _WRAP, initial_indent="  ", subsequent_indent="  ")
+            axes.text(0, row, why, va="center", fontsize=7)
         elif each.missed is not None:
             axes.plot([each.missed], [row], marker="x", color="C3")
     axes.set_yticks(range(len(found)), [f"{each.method}, {each.memory}" for each in found])
     axes.invert_yaxis()
-    axes.set(xlabel=f"requests/s with {100 * SHARE:g} % within {SLO} (cross: the lowest rate that missed)")
+    axes.set(
+        xlabel=f"requests/s with {100 * SHARE:g} % within {SLO}\n(cross: the lowest rate that missed; none: each held)"
+    )
     axes.set_xlim(left=0)
     figure.suptitle(title)
     return _saved(figure, path)
