@@ -110,7 +110,7 @@ class Serving:
             env = {"runtime_env": {"env_vars": of_actors(os.environ, door, local=local)}}
             serve.start(
                 proxy_location="HeadOnly",
-                http_options={"host": plan.host, "port": self.port if door is None else _any_port(plan.host)},
+                http_options={"host": plan.host, "port": self.port if door is None else _bound(plan.host, 0)},
                 logging_config=_LOGGING,
                 controller_options=env,
             )
@@ -157,15 +157,15 @@ def _free(plan: ServePlan) -> int:
     if head != ray.util.get_node_ip_address():
         return plan.port
     try:
-        with socket.create_server((plan.host, plan.port)) as door:
-            return int(door.getsockname()[1])
+        return _bound(plan.host, plan.port)
     except OSError as error:
         where = f"{plan.host}:{plan.port}"
         raise ConfigError("port", where, f"one to listen on: {os.strerror(error.errno or 0)}") from error
 
 
-def _any_port(host: str) -> int:
-    with socket.create_server((host, 0)) as door:
+def _bound(host: str, port: int) -> int:
+    """The port that could be listened on; 0 takes any."""
+    with socket.create_server((host, port)) as door:
         return int(door.getsockname()[1])
 
 

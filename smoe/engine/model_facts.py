@@ -1,7 +1,5 @@
 """ModelInfo: what others may know of a loaded model."""
 
-from dataclasses import replace
-
 import torch
 
 from smoe.core.model_info import ModelInfo
@@ -21,6 +19,7 @@ def model_info(
     lossy: bool = False,
     expert_tiers: tuple[str, ...] = (),
     emulated_link: str | None = None,
+    draft_bytes: int = 0,
 ) -> ModelInfo:
     spec = checkpoint.spec
     router = spec.moe(spec.moe_layers[0]).router
@@ -42,12 +41,13 @@ def model_info(
         lossy=lossy,
         expert_tiers=expert_tiers,
         emulated_link=emulated_link,
+        draft_bytes=draft_bytes,
     )
 
 
 def planned_model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Tokenizer | None) -> ModelInfo:
     """Of a model on one device, as its plan has it."""
-    info = model_info(
+    return model_info(
         checkpoint,
         tokenizer,
         dtype=getattr(torch, plan.dtype),
@@ -57,5 +57,5 @@ def planned_model_info(checkpoint: Checkpoint, plan: MemoryPlan, tokenizer: Toke
         lossy=plan.lossy,
         expert_tiers=plan.expert_tiers,
         emulated_link=plan.emulated_link,
+        draft_bytes=plan.draft_bytes,
     )
-    return replace(info, draft_bytes=plan.draft_bytes)

@@ -92,11 +92,10 @@ class Pieces:
         return piece
 
     def _take(self, delta: Delta | None) -> None:
-        if delta is None and not self._left:
-            return
         if delta is None:
-            why = f"no end within {self._timeout_s:g} s"
-            self._ready.append(ApiError(503, why, code="request_timeout", retry_after_s=1))
+            if self._left:
+                why = f"no end within {self._timeout_s:g} s"
+                self._ready.append(ApiError(503, why, code="request_timeout", retry_after_s=1))
             return
         self._left -= delta.finish_reason is not None
         if delta.finish_reason in _FAULTS:

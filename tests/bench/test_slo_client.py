@@ -8,6 +8,7 @@ import pytest
 
 from smoe.bench.slo.client import Load, Order, Target, closed_loop, open_loop
 from smoe.bench.slo.sse import EventSplitter
+from smoe.core.errors import StartupError
 from smoe.metrics.latency import e2e_s, itl_s, ttft_s
 from smoe.metrics.serving import RequestRecord
 from smoe.metrics.slo import Slo, summarise
@@ -218,6 +219,8 @@ def test_nobody_listens() -> None:
     [record] = load.records
     assert record.status is None
     assert "Connect" in (record.error or "")
+    with pytest.raises(StartupError, match=re.escape(f"toy: 1 of 1 requests failed: {record.error}")):
+        load.whole("toy")
 
 
 def test_a_timeout_is_a_failure() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from smoe.bench.result import Figure
 from smoe.bench.serve.contenders import TRANSFORMERS, Contender, transformers_server
 from smoe.bench.slo.client import Order, closed_loop
-from smoe.core.errors import StartupError
 from smoe.metrics.slo import Slo, summarise
 
 SLO = Slo.parse(["ttft:500", "tpot:50"])
@@ -34,9 +33,7 @@ class Size:
 def measure(contender: Contender, orders: Sequence[Order], streams: int) -> dict[str, Any]:
     """Raises StartupError when a request fails: a rate over the others would flatter."""
     with contender.turn():
-        load = asyncio.run(closed_loop(contender.target, orders, streams))
-    if failed := [record.error for record in load.records if record.failed]:
-        raise StartupError(f"{contender.name}: {len(failed)} of {len(orders)} requests failed: {failed[0]}")
+        load = asyncio.run(closed_loop(contender.target, orders, streams)).whole(contender.name)
     return summarise(load.records, load.duration_s, SLO)
 
 

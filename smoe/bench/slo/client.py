@@ -14,13 +14,16 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from statistics import median
+from typing import Literal, Self
 
 import aiohttp
 
 from smoe.bench.slo.answer import BrokenAnswer, StreamedAnswer, message_of
 from smoe.bench.slo.clock import Clock, MonotonicClock
 from smoe.bench.slo.sse import EventSplitter
+from smoe.core.errors import StartupError
+from smoe.metrics.latency import tpot_s
 from smoe.metrics.serving import RequestRecord
 
 Endpoint = Literal["completions", "chat"]
@@ -77,6 +80,17 @@ class Load:
     @property
     def duration_s(self) -> float:
         return self.ended_s - self.begun_s
+
+    @property
+    def median_tpot_s(self) -> float:
+        """One-token answers count as 0."""
+        return median([tpot_s(record.times) or 0.0 for record in self.records])
+
+    def whole(self, name: str) -> Self:
+        """Itself. Raises StartupError where a request failed, in `name`'s name."""
+        if failed := [record.error for record in self.records if record.failed]:
+            raise StartupError(f"{name}: {len(failed)} of {len(self.records)} requests failed: {failed[0]}")
+        return self
 
 
 def body_of(target: Target, order: Order) -> bytes:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
 
 from smoe.bench.slo.child import own_server
 from smoe.bench.slo.client import Load, Order, Target, closed_loop
@@ -12,13 +11,12 @@ from smoe.bench.slo.engine_load import engine_load
 from smoe.bench.slo.orders import orders_of
 from smoe.core.client import EngineClient
 from smoe.core.config import EngineConfig
-from smoe.core.errors import StartupError
 from smoe.engine.build import build_local_client
-from smoe.metrics.latency import tpot_s
 from smoe.sim.serving.front import ClosedLoop, Pair
 from smoe.workload.demand import Demand
 
 SERVED_NAME = "model"
+_NAME = "front"
 Run = Callable[[Sequence[Order], int], Load]
 
 
@@ -62,15 +60,15 @@ def measure_front(target: Target, client: EngineClient, text: Sequence[int], loo
     }
     most = max(loops.streams)
     for run in ways.values():
-        _whole(run(_orders(text, 2 * most, 2, loops.prompt, loops.repeats), most))
+        run(_orders(text, 2 * most, 2, loops.prompt, loops.repeats), most).whole(_NAME)
     found = []
     for repeat in range(loops.repeats):
         turns = sorted(ways, reverse=bool(repeat % 2))
         for streams in loops.streams:
             long = _orders(text, streams, loops.tokens, loops.prompt, repeat)
             short = _orders(text, max(loops.requests, 2 * streams), 1, loops.prompt, repeat)
-            token_s = {way: _token_s(_whole(ways[way](long, streams))) for way in turns}
-            request_s = {way: _whole(ways[way](short, streams)).duration_s / len(short) for way in turns}
+            token_s = {way: ways[way](long, streams).whole(_NAME).median_tpot_s for way in turns}
+            request_s = {way: ways[way](short, streams).whole(_NAME).duration_s / len(short) for way in turns}
             found.append(ClosedLoop(streams=streams, token_s=Pair(**token_s), request_s=Pair(**request_s)))
     return tuple(found)
 
@@ -88,13 +86,3 @@ def measure_front_of(config: EngineConfig, text: Sequence[int], loops: Loops) ->
 def _orders(text: Sequence[int], count: int, tokens: int, prompt: int, seed: int) -> list[Order]:
     demand = Demand(num_requests=count, input_len=prompt, output_len=tokens, seed=seed)
     return orders_of(demand.requests(), text, seed)
-
-
-def _token_s(load: Load) -> float:
-    return median([tpot_s(record.times) or 0.0 for record in load.records])
-
-
-def _whole(load: Load) -> Load:
-    if failed := [record.error for record in load.records if record.failed]:
-        raise StartupError(f"front: {len(failed)} of {len(load.records)} requests failed: {failed[0]}")
-    return load

@@ -61,12 +61,10 @@ class Compared:
         return f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
 
 
-def predict_and_measure(
-    *, quick: bool = False, http: bool = True, config: EngineConfig | None = None, note: Note = lambda _: None
-) -> tuple[list[Figure], dict[str, Any]]:
-    """The built-in model, unless `config` has another; three copies of it are in memory. About four minutes, `quick`
-    one. Figures, and raw samples."""
-    config = config or EngineConfig()
+def predict_and_measure(*, quick: bool = False, note: Note = lambda _: None) -> tuple[list[Figure], dict[str, Any]]:
+    """The built-in model, three copies of which are in memory. About four minutes, `quick` one. Figures, and raw
+    samples."""
+    config = EngineConfig()
     tokenizer = load_tokenizer(model_folder(config.model))
     assert tokenizer is not None, f"{config.model} has no tokenizer"
     text, loops = corpus(MIXED, tokenizer.encode), QUICK_LOOPS if quick else replace(Loops(), repeats=2)
@@ -81,7 +79,7 @@ def predict_and_measure(
         engine = _engine(config, client.stats().kv_rows_total)
         limit, _ = highest(engine(fit(pooled(profiles)), None), load, SLO, share=0.99)
         rates = [limit.rate * share for share in SHARES_OF_LIMIT]
-        bench = _Bench(client, stack.enter_context(front_of(config)) if http else None, load, text)
+        bench = _Bench(client, stack.enter_context(front_of(config)), load, text)
         rounds = 1 if quick else ROUNDS
         for number in range(rounds):
             note(f"round {number + 1} of {rounds}")
@@ -89,8 +87,8 @@ def predict_and_measure(
             profiles.append(measure_steps(config, text, grid))
 
     fitted = fit(pooled(profiles))
-    front = fit_front(bench.loops) if http else None
-    foretold = {ENGINE: None, **({HTTP: front, WITHOUT: None} if http else {})}
+    front = fit_front(bench.loops)
+    foretold = {ENGINE: None, HTTP: front, WITHOUT: None}
     rows = [
         Compared(
             way=way,
@@ -101,28 +99,26 @@ def predict_and_measure(
         for way, with_front in foretold.items()
         for rate in rates
     ]
-    made = [_fit_figure(fitted), *([] if front is None else [_front_figure(front)]), *_figures(rows)]
+    made = [_fit_figure(fitted), _front_figure(front), *_figures(rows)]
     return made, _samples(rows, fitted, profiles, bench.loops)
 
 
 class _Bench:
     """`runs` by way and rate, one a round, and the loops of all rounds."""
 
-    def __init__(self, client: LocalClient, target: Target | None, load: Load, text: Sequence[int]) -> None:
+    def __init__(self, client: LocalClient, target: Target, load: Load, text: Sequence[int]) -> None:
         self._client, self._target, self._load, self._text = client, target, load, text
         self.runs: dict[tuple[str, float], list[dict[str, Any]]] = {}
         self.loops: list[ClosedLoop] = []
 
     def round(self, rates: Sequence[float], loops: Loops) -> None:
-        if self._target is not None:
-            self.loops += measure_front(self._target, self._client, self._text, loops)
+        self.loops += measure_front(self._target, self._client, self._text, loops)
         for rate in rates:
             demand = self._load.at(rate)
             self.runs.setdefault((ENGINE, rate), []).append(self._in_process(demand, rate))
-            if self._target is not None:
-                study = Study(target=self._target, demand=demand, slo=SLO, text=self._text)
-                study.warm_up(_WARM_UP)
-                self.runs.setdefault((HTTP, rate), []).extend(p.figures for p in study.at(Offered(rate=rate)))
+            study = Study(target=self._target, demand=demand, slo=SLO, text=self._text)
+            study.warm_up(_WARM_UP)
+            self.runs.setdefault((HTTP, rate), []).extend(p.figures for p in study.at(Offered(rate=rate)))
 
     def _in_process(self, demand: Demand, rate: float) -> dict[str, Any]:
         orders = orders_of(demand.plan(rate), self._text, demand.seed)
@@ -155,12 +151,11 @@ def _fit_figure(fitted: Fit) -> Figure:
 
 
 def _front_figure(front: Front) -> Figure:
-    parts = f"{1e3 * front.step_s:.2f} ms a step, {1e3 * front.request_s:.2f} ms a request"
     return Figure(
         figure="what HTTP adds to a step for each of its answers, fitted to closed loops",
         value=1e3 * front.answer_s,
         unit="ms",
-        bound=f"and {parts}",
+        bound=f"and {1e3 * front.step_s:.2f} ms a step, {1e3 * front.request_s:.2f} ms a request",
     )
 
 
